@@ -1,0 +1,23 @@
+"""The one exception for mistakes that the user can mend."""
+
+
+class UserError(ValueError):
+    """A mistake in a command, a recipe or an input file.
+
+    The message is one line: what was given, what is allowed, what to do. The command line prints it without a
+    traceback and exits with code 2.
+    """
+
+
+def one_line(error: BaseException, limit: int = 600) -> str:
+    """Folds an exception's message into one line.
+
+    Args:
+        error (`BaseException`): The exception to describe.
+        limit (`int`, *optional*, defaults to 600): Longest result, in characters.
+
+    Returns:
+        `str`: The message without line breaks; the class name when the message is empty.
+    """
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."
