@@ -107,7 +107,7 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     """Builds a folder aside and moves it to its place when the block ends without an error.
 
     Args:
-        path (`str` or `os.PathLike`): The folder to make. An existing one is replaced, and only once the new one is whole.
+        path (`str` or `os.PathLike`): The folder to make. An existing one is replaced once the new one is whole.
 
     Yields:
         `Path`: The temporary folder to write into.

@@ -21,3 +21,16 @@ def one_line(error: BaseException, limit: int = 600) -> str:
     """
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+class Interrupted(BaseException):
+    """A signal asked the work to stop, and what was done so far is safe on disk.
+
+    Args:
+        signal_number (`int`): The signal; the command exits with `128 + signal_number`.
+        message (`str`, *optional*): What was saved.
+    """
+
+    def __init__(self, signal_number: int, message: str = "interrupted") -> None:
+        super().__init__(message)
+        self.signal_number = signal_number

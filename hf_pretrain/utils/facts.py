@@ -24,9 +24,7 @@ def _check_finite(value: Any, where: str) -> None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(
-                f"{where} = {value}; facts hold finite numbers only: leave the key out or record a reason."
-            )
+            raise ValueError(f"{where} = {value}; facts hold finite numbers: leave the key out or record a reason.")
         return
     if isinstance(value, dict):
         for key, item in value.items():
@@ -106,6 +104,23 @@ class Facts:
         with self._locked():
             facts = self.load()
             facts["stages"][name] = {"kind": kind, **payload}
+            write_json(self.path, facts)
+
+    def annotate_stage(self, name: str, **extra: Any) -> None:
+        """Adds to the facts of a stage, keeping the rest.
+
+        Args:
+            name (`str`): The stage's name.
+            extra (`Any`): Plain JSON data.
+
+        Raises:
+            ValueError: If a number is not finite.
+            TypeError: If something is not plain JSON data.
+        """
+        _check_finite(extra, name)
+        with self._locked():
+            facts = self.load()
+            facts["stages"].setdefault(name, {}).update(extra)
             write_json(self.path, facts)
 
     @contextlib.contextmanager

@@ -5,6 +5,10 @@ import importlib.util
 from types import ModuleType
 
 
+class MissingPackageError(ImportError):
+    """An optional package is not installed; the message holds the pip line."""
+
+
 def is_available(module: str) -> bool:
     """Tells whether a top-level module can be imported, without importing it.
 
@@ -29,8 +33,10 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         `ModuleType`: The imported module.
 
     Raises:
-        ImportError: If the top-level package is not installed. A fault inside an installed package is not hidden.
+        MissingPackageError: If the top-level package is not installed; a fault inside an installed one is not hidden.
     """
     if not is_available(module):
-        raise ImportError(f'{purpose} needs {module.partition(".")[0]}: run `pip install "hf-pretrain[{extra}]"`.')
+        raise MissingPackageError(
+            f'{purpose} needs {module.partition(".")[0]}: run `pip install "hf-pretrain[{extra}]"`.'
+        )
     return importlib.import_module(module)

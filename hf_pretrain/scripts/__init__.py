@@ -1,0 +1,14 @@
+"""The commands: thin `main()`s that join the rooms below.
+
+`cli.py` finds the verb, `recipe.py` reads a stage's YAML file and runs a stage, `run.py` runs a recipe folder. Every
+other file is one verb with three functions: `check(spec)` validates without working, `run(spec)` works, `main(argv)`
+is what `python -m hf_pretrain.scripts.<verb>` and `accelerate launch -m` call.
+
+Nothing heavy is imported at the top of a file here: `--help` answers at once.
+
+```
+hf-pretrain run recipes/tiny_cpu
+hf-pretrain trace runs/tiny_cpu --step 3
+accelerate launch --config_file recipes/accelerate_configs/single.yaml -m hf_pretrain.scripts.pretrain --config recipes/tiny_cpu/2_pretrain.yaml
+```
+"""  # noqa: E501
