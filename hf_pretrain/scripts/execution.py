@@ -247,7 +247,7 @@ def _environment_problem(error: BaseException | None) -> str | None:
                 return _DISK_FULL
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 return (
-                    f"{error.filename or 'a file'} cannot be read or written ({error.strerror}); mend its permissions."
+                    f"{error.filename or 'a file'}: {error.strerror}; mend its permissions or choose another folder."
                 )
         # Writers in Rust and C++ report the system's words, not its number.
         if "No space left on device" in str(error):
