@@ -1,0 +1,30 @@
+"""The data order as a function: sample `i` of a run is `f(seed, schedule, i)`, with no state to save.
+
+Read first `schedule.py` (which source sample `i` is drawn from), then `mixture.py` (the dataset), then `trace.py` (the
+way back, from a step to its documents).
+
+| file | duty |
+|---|---|
+| `token_source.py` | a folder of token shards, memory-mapped: windows, documents, provenance |
+| `permutation.py` | a seeded bijection on `[0, n)` in constant memory: another window order in every epoch |
+| `schedule.py` | phases, ramps, weights, repeat caps; `locate(i)` gives the source and the number of the draw |
+| `repeats.py` | how many epochs of each source a run takes, and the cap on it |
+| `mixture.py` | `MixtureDataset`, map-style, `__getitem__(i)` pure: any worker, rank, restart gives the same sample |
+| `collator.py` | batches with `position_ids` and no attention mask, so that packed documents never see each other |
+| `order.py` | `data_order.json`: all that is needed to build the dataset again |
+| `trace.py` | a step to its samples, a sample to its documents, ids and URLs |
+
+```python
+from hf_pretrain.data.mixture import MixtureDataset
+from hf_pretrain.data.schedule import MixtureSchedule
+from hf_pretrain.data.token_source import TokenSource
+
+sources = [TokenSource.from_arrays("a", range(1000), [400, 1000]), TokenSource.from_arrays("b", range(500), [500])]
+schedule = MixtureSchedule.from_weights({"a": 0.7, "b": 0.3}, num_samples=20)
+dataset = MixtureDataset(sources, schedule, seq_length=64, seed=0)
+dataset[3]["source_index"], dataset[3]["input_ids"].shape
+```
+
+Order of a run: optimizer step `s` (the update that makes `global_step == s`) holds the samples `[(s - 1) * B, s * B)`,
+where `B` is the global batch in sequences, whatever micro-batch, accumulation and world size it is cut into.
+"""

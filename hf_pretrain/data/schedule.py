@@ -1,0 +1,516 @@
+"""Which source sample `i` of a run is drawn from, in closed form and in integers.
+
+A run is a line of phases, each with a weight per source. Phase boundaries get whole quotas: after a phase every source
+has been drawn its exact cumulative share, rounded to a whole number. Inside a phase with quotas `n_j` the k-th draw of
+source `j` has the time `(k + 1/2) / n_j`, and sample `i` of the phase is the i-th of these times in order. So every
+prefix of the run holds every source within three samples of its share, nothing is kept in memory, and any sample is
+found alone.
+
+A linear ramp from one mix to the next is cut into short pieces of constant weights.
+"""
+
+import bisect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.naming import unknown_name_message
+
+
+RAMP_PIECES = 16
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of samples drawn with one set of weights.
+
+    Args:
+        name (`str`): What the logs call it.
+        start (`int`): First sample.
+        stop (`int`): End, exclusive.
+        weights (`dict[str, float]`): Token share of each source; normalised to sum to 1.
+        ramp (`int`, *optional*, defaults to 0): Number of samples over which the weights move linearly from the
+            previous phase's to these.
+        planned_stop (`int`, *optional*): Where the phase was to end when its order was laid out. A phase that a later
+            change cut short keeps its order up to the cut.
+    """
+
+    name: str
+    start: int
+    stop: int
+    weights: dict[str, float]
+    ramp: int = 0
+    planned_stop: int | None = None
+
+    @property
+    def end_of_plan(self) -> int:
+        """Where the laid-out order of the phase ends, at or after `stop`."""
+        return self.stop if self.planned_stop is None else self.planned_stop
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Samples `[start, stop)` with whole quotas over `[start, start + length)`; `base` counts the draws before it."""
+
+    start: int
+    stop: int
+    phase: int
+    quotas: tuple[int, ...]
+    base: tuple[int, ...]
+    length: int
+    scale: int  # least common multiple of the quotas: half-draw times become integers
+    shares: tuple[Fraction, ...]
+
+
+class MixtureSchedule:
+    """A pure function from the number of a sample to its source and the number of the draw.
+
+    Build it with [`MixtureSchedule.from_weights`] or [`MixtureSchedule.from_config`].
+
+    Args:
+        sources (`Sequence[str]`): Names of the sources; a source's place here is its index.
+        phases (`Sequence[Phase]`): Phases without gaps or overlaps, from sample 0.
+        start_draws (`Mapping[str, int]`, *optional*): Draws of each source made by earlier stages of the run, so that
+            a later stage goes on with windows not yet seen.
+
+    Raises:
+        UserError: If phases do not join, a name is unknown, or weights are negative, not finite or all zero.
+    """
+
+    def __init__(
+        self, sources: Sequence[str], phases: Sequence[Phase], start_draws: Mapping[str, int] | None = None
+    ) -> None:
+        self.sources = tuple(sources)
+        self.phases = tuple(phases)
+        self.start_draws = dict(start_draws or {})
+        if len(set(self.sources)) != len(self.sources):
+            twice = next(name for name in self.sources if self.sources.count(name) > 1)
+            raise UserError(f"two sources are called {twice!r}; give each its own name")
+        for name in self.start_draws:
+            if name not in self.sources:
+                raise UserError(unknown_name_message("source", name, self.sources))
+        self._check_phases()
+        self._shares = [self._normalised(phase) for phase in self.phases]
+        self._segments = self._lay_out()
+        self._starts = [segment.start for segment in self._segments]
+
+    @classmethod
+    def from_weights(
+        cls,
+        weights: Mapping[str, float],
+        num_samples: int,
+        name: str = "stable",
+        start_draws: Mapping[str, int] | None = None,
+    ) -> "MixtureSchedule":
+        """Makes a schedule of one phase.
+
+        Args:
+            weights (`Mapping[str, float]`): Token share of each source.
+            num_samples (`int`): Length of the run in samples.
+            name (`str`, *optional*, defaults to `"stable"`): Name of the phase.
+            start_draws (`Mapping[str, int]`, *optional*): Draws made by earlier stages.
+
+        Returns:
+            `MixtureSchedule`: The schedule.
+        """
+        return cls(list(weights), [Phase(name, 0, num_samples, dict(weights))], start_draws)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        num_samples: int,
+        seq_length: int,
+        start_draws: Mapping[str, int] | None = None,
+    ) -> "MixtureSchedule":
+        """Makes a schedule of what a recipe says.
+
+        Args:
+            config (`Mapping[str, Any]`): Either weights alone (`{web: 0.7, code: 0.3}`) or `{phases: [...]}` where a
+                phase has `name`, `weights`, one of `fraction`, `samples`, `tokens` (the last phase may leave it out
+                and takes the rest) and, after the first, `ramp_fraction`, the share of the phase over which weights
+                move linearly.
+            num_samples (`int`): Length of the run in samples.
+            seq_length (`int`): Tokens of a sample, to convert `tokens`.
+            start_draws (`Mapping[str, int]`, *optional*): Draws made by earlier stages.
+
+        Returns:
+            `MixtureSchedule`: The schedule.
+
+        Raises:
+            UserError: If a key or value is wrong, or the phases do not fill the run exactly.
+        """
+        if "phases" not in config:
+            return cls.from_weights(config, num_samples, start_draws=start_draws)
+        others = set(config) - {"phases"}
+        if others:
+            raise UserError(
+                f"mixture.{min(others)}: beside `phases` no other key is allowed; put weights into the phases"
+            )
+        entries = config["phases"]
+        if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
+            raise UserError("mixture.phases is empty; give at least one phase with `name` and `weights`")
+        phases, position = [], 0
+        for index, entry in enumerate(entries):
+            length = _phase_length(entry, index, index == len(entries) - 1, position, num_samples, seq_length)
+            ramp_fraction = entry.get("ramp_fraction", 0.0)
+            if not _is_number(ramp_fraction) or not 0 <= ramp_fraction <= 1:
+                raise UserError(f"mixture.phases[{index}].ramp_fraction = {ramp_fraction!r}; allowed is 0 to 1")
+            name = str(entry.get("name", f"phase_{index}"))
+            weights = entry["weights"]
+            phases.append(Phase(name, position, position + length, dict(weights), round(ramp_fraction * length)))
+            position += length
+        if position != num_samples:
+            raise UserError(
+                f"mixture.phases cover {position} of the run's {num_samples} samples of {seq_length} tokens; make the "
+                "fractions sum to 1 or leave the length of the last phase out"
+            )
+        names = list(dict.fromkeys(name for phase in phases for name in phase.weights))
+        return cls(names, phases, start_draws)
+
+    @property
+    def num_samples(self) -> int:
+        """Length of the run in samples."""
+        return self.phases[-1].stop
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Finds a sample's source.
+
+        Args:
+            index (`int`): Number of the sample. Beyond the last phase the order of its last piece repeats, so that a
+                run which skipped samples still finds as many as it planned.
+
+        Returns:
+            `tuple[int, int]`: The index of the source, and how many times it was drawn before.
+        """
+        source, counts = self._place(index)
+        return source, counts[source] + self.start_draws.get(self.sources[source], 0)
+
+    def counts(self, index: int) -> dict[str, int]:
+        """Counts the draws among the first samples.
+
+        Args:
+            index (`int`): How many samples.
+
+        Returns:
+            `dict[str, int]`: Draws of each source among samples `[0, index)`, without `start_draws`.
+        """
+        return dict(zip(self.sources, self._place(index)[1], strict=True))
+
+    def phase_at(self, index: int) -> Phase:
+        """Finds the phase of a sample.
+
+        Args:
+            index (`int`): Number of the sample.
+
+        Returns:
+            `Phase`: The last phase that starts at or before it.
+        """
+        return self.phases[max(bisect.bisect_right([phase.start for phase in self.phases], index) - 1, 0)]
+
+    def shares(self, stop: int | None = None) -> dict[str, float]:
+        """The planned share of each source over the first samples, before rounding to whole draws.
+
+        Args:
+            stop (`int`, *optional*): How many samples; by default all.
+
+        Returns:
+            `dict[str, float]`: Shares that sum to 1.
+        """
+        stop = self.num_samples if stop is None else stop
+        totals = [Fraction(0)] * len(self.sources)
+        for segment in self._segments:
+            length = min(stop, segment.stop) - segment.start
+            if length > 0:
+                totals = [total + share * length for total, share in zip(totals, segment.shares, strict=True)]
+        covered = sum(totals) or Fraction(1)
+        return {name: float(total / covered) for name, total in zip(self.sources, totals, strict=True)}
+
+    def with_phase(
+        self, name: str, start: int, weights: Mapping[str, float], ramp_fraction: float = 0.0
+    ) -> "MixtureSchedule":
+        """Changes the mix from one sample on; all samples before it stay what they were.
+
+        Args:
+            name (`str`): Name of the new phase, which lasts to the end of the run.
+            start (`int`): First sample of the new phase.
+            weights (`Mapping[str, float]`): Its weights; sources not named get 0, new ones join at the end of
+                `sources`.
+            ramp_fraction (`float`, *optional*, defaults to 0.0): Share of the phase over which weights move linearly.
+
+        Returns:
+            `MixtureSchedule`: The changed schedule.
+
+        Raises:
+            UserError: If `start` lies outside the run or a weight is wrong.
+        """
+        if not 0 <= start < self.num_samples:
+            raise UserError(
+                f"phase {name!r} starts at sample {start}; the run has {self.num_samples}: start "
+                "it earlier or train longer"
+            )
+        if not _is_number(ramp_fraction) or not 0 <= ramp_fraction <= 1:
+            raise UserError(f"ramp_fraction = {ramp_fraction!r}; allowed is 0 to 1")
+        kept = []
+        for phase in self.phases:
+            if phase.stop <= start:
+                kept.append(phase)
+            elif phase.start < start:
+                kept.append(Phase(phase.name, phase.start, start, phase.weights, phase.ramp, phase.end_of_plan))
+        ramp = round(ramp_fraction * (self.num_samples - start)) if kept else 0
+        return MixtureSchedule(
+            list(dict.fromkeys([*self.sources, *weights])),
+            [*kept, Phase(name, start, self.num_samples, dict(weights), ramp)],
+            self.start_draws,
+        )
+
+    def scaled(self, factors: Mapping[str, float]) -> "MixtureSchedule":
+        """Multiplies the weights of some sources in every phase; the others take the difference in proportion.
+
+        Args:
+            factors (`Mapping[str, float]`): A factor per source; 1 where none is given.
+
+        Returns:
+            `MixtureSchedule`: The changed schedule.
+        """
+        phases = [
+            Phase(
+                phase.name,
+                phase.start,
+                phase.stop,
+                {name: weight * factors.get(name, 1.0) for name, weight in phase.weights.items()},
+                phase.ramp,
+                phase.planned_stop,
+            )
+            for phase in self.phases
+        ]
+        return MixtureSchedule(self.sources, phases, self.start_draws)
+
+    def same_until(self, other: "MixtureSchedule", stop: int) -> bool:
+        """Tells whether two schedules give the same samples up to a point.
+
+        Args:
+            other (`MixtureSchedule`): The other schedule.
+            stop (`int`): How many samples are compared.
+
+        Returns:
+            `bool`: Whether samples `[0, stop)` are the same draws of the same sources.
+        """
+
+        def prefix(schedule: "MixtureSchedule") -> list[Any]:
+            pieces = [segment for segment in schedule._segments if segment.start < stop]
+            named = [dict(zip(schedule.sources, segment.quotas, strict=True)) for segment in pieces]
+            drawn = [{name: quota for name, quota in quotas.items() if quota} for quotas in named]
+            return [
+                (segment.start, min(segment.stop, stop), segment.length, list(quotas.items()))
+                for segment, quotas in zip(pieces, drawn, strict=True)
+            ]
+
+        used = [name for name, count in self.counts(stop).items() if count]
+        starts = all(self.start_draws.get(name, 0) == other.start_draws.get(name, 0) for name in used)
+        return starts and prefix(self) == prefix(other)
+
+    def to_json(self) -> dict[str, Any]:
+        """Describes the schedule as plain JSON data, from which [`MixtureSchedule.from_json`] builds an equal one.
+
+        Returns:
+            `dict[str, Any]`: Sources, start draws and phases.
+        """
+        phases = [
+            {
+                "name": phase.name,
+                "start": phase.start,
+                "stop": phase.stop,
+                "planned_stop": phase.end_of_plan,
+                "ramp": phase.ramp,
+                "weights": dict(phase.weights),
+            }
+            for phase in self.phases
+        ]
+        return {"sources": list(self.sources), "start_draws": dict(self.start_draws), "phases": phases}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "MixtureSchedule":
+        """Builds a schedule of what [`MixtureSchedule.to_json`] wrote.
+
+        Args:
+            data (`Mapping[str, Any]`): Plain JSON data.
+
+        Returns:
+            `MixtureSchedule`: The schedule.
+        """
+        return cls(data["sources"], [Phase(**phase) for phase in data["phases"]], data["start_draws"])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MixtureSchedule) and self.to_json() == other.to_json()
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        phases = ", ".join(f"{phase.name}[{phase.start}, {phase.stop})" for phase in self.phases)
+        return f"MixtureSchedule({phases})"
+
+    def _check_phases(self) -> None:
+        if not self.phases:
+            raise UserError("a mixture needs at least one phase")
+        position = 0
+        for phase in self.phases:
+            if phase.start != position:
+                kind = "overlaps the phase before it" if phase.start < position else "leaves a gap before it"
+                raise UserError(
+                    f"phase {phase.name!r} starts at sample {phase.start} and {kind}, which ends at {position}"
+                )
+            if phase.stop <= phase.start:
+                raise UserError(
+                    f"phase {phase.name!r} holds no sample (from {phase.start} to {phase.stop}); "
+                    "make it longer or leave it out"
+                )
+            if not 0 <= phase.ramp <= phase.end_of_plan - phase.start:
+                raise UserError(f"phase {phase.name!r}: a ramp of {phase.ramp} samples is longer than the phase")
+            if phase.ramp and position == 0:
+                raise UserError(
+                    f"phase {phase.name!r} is the first and has nothing to ramp from; set its ramp_fraction to 0"
+                )
+            position = phase.stop
+
+    def _normalised(self, phase: Phase) -> list[Fraction]:
+        if not isinstance(phase.weights, Mapping) or not phase.weights:
+            raise UserError(f"phase {phase.name!r}: weights = {phase.weights!r}; give a share for each source")
+        for name, weight in phase.weights.items():
+            if name not in self.sources:
+                raise UserError(f"phase {phase.name!r}: {unknown_name_message('source', name, self.sources)}")
+            if not _is_number(weight) or not math.isfinite(weight) or weight < 0:
+                raise UserError(
+                    f"phase {phase.name!r}: weights.{name} = {weight!r}; allowed are finite numbers from 0 up"
+                )
+        # The shortest decimal of the float, so that 0.1 means one tenth and all arithmetic stays exact.
+        raw = [Fraction(repr(phase.weights.get(name, 0))) for name in self.sources]
+        total = sum(raw)
+        if not total:
+            raise UserError(f"phase {phase.name!r}: all weights are 0; give at least one source a share")
+        return [weight / total for weight in raw]
+
+    def _pieces(self) -> Iterable[tuple[int, int, int, int, list[Fraction]]]:
+        """Yields `(phase, start, stop, length, shares)`, with each ramp cut into pieces of constant weights."""
+        for number, phase in enumerate(self.phases):
+            shares, position = self._shares[number], phase.start
+            count = min(RAMP_PIECES, phase.ramp)
+            for piece in range(count):
+                part = Fraction(2 * piece + 1, 2 * count)
+                end = phase.start + phase.ramp * (piece + 1) // count
+                mixed = [old + (new - old) * part for old, new in zip(self._shares[number - 1], shares, strict=True)]
+                if position < phase.stop:
+                    yield number, position, min(end, phase.stop), end - position, mixed
+                position = end
+            if position < phase.stop:
+                yield number, position, phase.stop, phase.end_of_plan - position, shares
+
+    def _lay_out(self) -> list[_Segment]:
+        segments: list[_Segment] = []
+        targets = [Fraction(0)] * len(self.sources)
+        base = [0] * len(self.sources)
+        for phase, start, stop, length, shares in self._pieces():
+            planned = [target + share * length for target, share in zip(targets, shares, strict=True)]
+            quotas = _apportion(planned, base, shares, length)
+            scale = math.lcm(*(quota for quota in quotas if quota))
+            segment = _Segment(start, stop, phase, tuple(quotas), tuple(base), length, scale, tuple(shares))
+            segments.append(segment)
+            targets = [target + share * (stop - start) for target, share in zip(targets, shares, strict=True)]
+            base = [
+                before + drawn for before, drawn in zip(base, _draws_before(segment, stop - start)[1], strict=True)
+            ]
+        return segments
+
+    def _place(self, index: int) -> tuple[int, tuple[int, ...]]:
+        if index < 0:
+            raise IndexError(f"sample {index}; samples count from 0")
+        segment = self._segments[max(bisect.bisect_right(self._starts, index) - 1, 0)]
+        rounds, offset = divmod(index - segment.start, segment.length)
+        source, drawn = _draws_before(segment, offset)
+        counts = tuple(
+            before + rounds * quota + count
+            for before, quota, count in zip(segment.base, segment.quotas, drawn, strict=True)
+        )
+        return source, counts
+
+
+def _draws_before(segment: _Segment, offset: int) -> tuple[int, list[int]]:
+    """Finds the source of the draw number `offset` in a segment, and the draws of each source before it.
+
+    At the time `t` source `j` has been drawn `floor(n_j t + 1/2)` times, together within half the number of sources of
+    `N t`. So draw `offset` lies in a narrow window of time, and only the draws inside it need sorting. Times are
+    integers in units of `1 / (2 scale)`; equal times go by the order of the sources.
+    """
+    active = [(index, quota) for index, quota in enumerate(segment.quotas) if quota]
+    total, scale = segment.length, segment.scale
+    if offset == total:
+        return active[0][0], list(segment.quotas)
+    early = max(scale * (2 * offset - len(active)) // total, 0)
+    late = -(-scale * (2 * offset + 2 + len(active)) // total)
+    counts = [0] * len(segment.quotas)
+    window = []
+    for index, quota in active:
+        step = scale // quota
+        count = min((early + step) // (2 * step), quota)
+        counts[index] = count
+        time = (2 * count + 1) * step
+        while time <= late and count < quota:
+            window.append((time, index))
+            count += 1
+            time += 2 * step
+    window.sort()
+    skip = offset - sum(counts)
+    for _, index in window[:skip]:
+        counts[index] += 1
+    return window[skip][1], counts
+
+
+def _apportion(planned: Sequence[Fraction], base: Sequence[int], shares: Sequence[Fraction], length: int) -> list[int]:
+    """Rounds cumulative shares to whole draws of this piece (largest remainder), which sum to `length`."""
+    wanted = [target - before for target, before in zip(planned, base, strict=True)]
+    quotas = [max(math.floor(want), 0) if share else 0 for want, share in zip(wanted, shares, strict=True)]
+    active = [index for index, share in enumerate(shares) if share]
+    while (missing := length - sum(quotas)) > 0:
+        for index in sorted(active, key=lambda j: (quotas[j] - wanted[j], j))[:missing]:
+            quotas[index] += 1
+    while sum(quotas) > length:
+        index = max((j for j in active if quotas[j]), key=lambda j: (quotas[j] - wanted[j], j))
+        quotas[index] -= 1
+    return quotas
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _phase_length(entry: Any, index: int, is_last: bool, position: int, num_samples: int, seq_length: int) -> int:
+    """Converts a phase's `fraction`, `samples` or `tokens` to a number of samples, checking its keys."""
+    where = f"mixture.phases[{index}]"
+    if not isinstance(entry, Mapping):
+        raise UserError(f"{where} = {entry!r}; give a mapping with `name`, `weights` and a length")
+    allowed = ("name", "weights", "fraction", "samples", "tokens", "ramp_fraction")
+    for key in entry:
+        if key not in allowed:
+            raise UserError(f"{where}: {unknown_name_message('key', key, allowed)}")
+    if not isinstance(entry.get("weights"), Mapping):
+        raise UserError(f"{where}.weights = {entry.get('weights')!r}; give a share for each source")
+    given = [key for key in ("fraction", "samples", "tokens") if entry.get(key) is not None]
+    if len(given) > 1:
+        raise UserError(f"{where}: {given[0]} and {given[1]} both give its length; keep one")
+    if not given:
+        if not is_last:
+            raise UserError(f"{where} has no length; give `fraction`, `samples` or `tokens`")
+        return num_samples - position
+    value = entry[given[0]]
+    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+        raise UserError(f"{where}.{given[0]} = {value!r}; allowed are numbers above 0")
+    if given[0] == "fraction":
+        if value > 1:
+            raise UserError(f"{where}.fraction = {value!r}; allowed is above 0 up to 1")
+        # Fractions that sum to 1 must fill the run exactly, whatever each rounds to.
+        fills = abs(position / num_samples + value - 1) <= 1e-6 + 1 / num_samples
+        return num_samples - position if is_last and fills else round(value * num_samples)
+    return round(value / seq_length) if given[0] == "tokens" else round(value)

@@ -1,0 +1,96 @@
+"""From a step of a run back to its documents: source, id, URL and span of tokens of everything a batch held."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_pretrain.data.mixture import MixtureDataset
+from hf_pretrain.data.order import DataOrder
+from hf_pretrain.data.token_source import DocumentSpan
+from hf_pretrain.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class SampleTrace:
+    """What one sample held.
+
+    Args:
+        sample_index (`int`): Number of the sample in the run.
+        row (`int`): Its row in the global batch, from 0.
+        source (`str`): Name of its source.
+        epoch (`int`): Pass over the source, from 0.
+        window (`int`): Number of the window in the source.
+        spans (`list[DocumentSpan]`): The documents, in order.
+    """
+
+    sample_index: int
+    row: int
+    source: str
+    epoch: int
+    window: int
+    spans: list[DocumentSpan]
+
+    def to_json(self) -> dict[str, Any]:
+        """Describes the sample as plain JSON data.
+
+        Returns:
+            `dict[str, Any]`: The fields; of each document its provenance record and `document_start`, `document_stop`,
+            the range of its own tokens that the sample held.
+        """
+        documents = [
+            {
+                **span.record,
+                "document_index": span.document_index,
+                "document_start": span.start - span.document_start,
+                "document_stop": span.stop - span.document_start,
+            }
+            for span in self.spans
+        ]
+        return {
+            "row": self.row,
+            "sample_index": self.sample_index,
+            "source": self.source,
+            "epoch": self.epoch,
+            "window": self.window,
+            "documents": documents,
+        }
+
+
+def trace_sample(dataset: MixtureDataset, index: int, row: int = 0) -> SampleTrace:
+    """Names the documents of one sample.
+
+    Args:
+        dataset (`MixtureDataset`): The run's dataset.
+        index (`int`): Number of the sample.
+        row (`int`, *optional*, defaults to 0): Its row in the global batch.
+
+    Returns:
+        `SampleTrace`: Source, epoch, window and documents.
+    """
+    source, epoch, window = dataset.locate(index)
+    start = window * dataset.seq_length
+    spans = dataset.sources[source].documents_of(start, start + dataset.seq_length)
+    return SampleTrace(index, row, dataset.sources[source].name, epoch, window, spans)
+
+
+def trace_step(folder: str | Path, step: int) -> list[SampleTrace]:
+    """Names the documents of one optimizer step.
+
+    Args:
+        folder (`str` or `Path`): The stage's folder, which holds `data_order.json`.
+        step (`int`): The step, from 1.
+
+    Returns:
+        `list[SampleTrace]`: One trace a row of the global batch.
+
+    Raises:
+        UserError: If the step lies outside the run, or its sources are gone or changed.
+    """
+    order = DataOrder.read(folder)
+    samples = order.samples_of_step(step)
+    if samples.stop > order.num_samples:
+        raise UserError(
+            f"step = {step}; this run plans {order.num_samples} samples, which end before it: ask for an earlier step"
+        )
+    dataset = order.build()
+    return [trace_sample(dataset, index, row) for row, index in enumerate(samples)]
