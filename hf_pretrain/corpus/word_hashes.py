@@ -126,7 +126,8 @@ def hash_words(
     Args:
         texts (`Sequence[str]`): The texts.
         numbers (`str`, *optional*, defaults to `"keep"`): `"keep"`, or `"mask"` to take all digits as equal.
-        strip_accents (`bool`, *optional*, defaults to `True`): Whether accents of Latin, Greek and Cyrillic are dropped.
+        strip_accents (`bool`, *optional*, defaults to `True`): Whether accents of Latin, Greek and Cyrillic are
+            dropped.
         unescape (`bool`, *optional*, defaults to `False`): Whether HTML entities are resolved first.
 
     Returns:

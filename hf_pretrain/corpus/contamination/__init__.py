@@ -1,7 +1,8 @@
 """Contamination: which documents hold items of a benchmark, and which items of a benchmark are held.
 
-Read `index.py` first: `ContaminationIndex.build(items, settings)` turns benchmark items into word n-grams that remember
-item and position; `match_text(text)` says which items a text contains, by the longest run of words and by coverage.
+Read `index.py` first: `ContaminationIndex.build(items, settings)` turns benchmark items into word n-grams that
+remember item and position; `match_text(text)` says which items a text contains, by the longest run of words and by
+coverage.
 
 * `matching`: the pure arithmetic of runs and coverage on hashed words, and the cutting of spans.
 * `report`: benchmark files in, per-benchmark and per-item report out (`contamination.json`).

@@ -1,8 +1,9 @@
 """The index of benchmark items, and the search of a text for them.
 
-Items are word sequences (see `word_hashes`: NFKC, entities resolved, invisible characters, case and punctuation gone). Each
-n-gram of an item that is not numbers alone is stored with its item and position. A text's n-grams are looked up by a
-bitmap, then by binary search, then measured by `matching`. Items shorter than an n-gram are found as whole sequences.
+Items are word sequences (see `word_hashes`: NFKC, entities resolved, invisible characters, case and punctuation
+gone). Each n-gram of an item that is not numbers alone is stored with its item and position. A text's n-grams are
+looked up by a bitmap, then by binary search, then measured by `matching`. Items shorter than an n-gram are found as
+whole sequences.
 """
 
 import functools
@@ -30,7 +31,8 @@ class ContaminationSettings:
     Args:
         ngram_size (`int`, *optional*, defaults to 8): Words in an n-gram of the index.
         min_run (`int`, *optional*, defaults to 13): Equal words in a row that make an item contaminated.
-        min_coverage (`float`, *optional*, defaults to 0.5): Share of an item's words in shared n-grams that makes it so.
+        min_coverage (`float`, *optional*, defaults to 0.5): Share of an item's words in shared n-grams that makes it
+            so.
         coverage_min_words (`int`, *optional*, defaults to 20): Shorter items are judged by a run or as a whole, not by
             coverage.
         min_item_words (`int`, *optional*, defaults to 4): Shorter items cannot be checked; they are counted.
@@ -167,7 +169,7 @@ class ContaminationIndex:
             records.append(record | {"words": count, "checked": checked})
         if not any(record["checked"] for record in records):
             raise UserError(
-                f"contamination: none of {len(given)} benchmark items can be checked, so everything would pass as clean; "
+                f"contamination: none of {len(given)} benchmark items can be checked, all would pass as clean; "
                 "name a benchmark with text, or set `contamination: {enabled: false}`."
             )
         all_keys = np.concatenate(keys) if keys else np.empty(0, np.uint64)

@@ -1,9 +1,9 @@
 """Runs and coverage: how much of an item's word sequence a text holds.
 
-Where the n-gram at word `q` of an item equals the n-gram at word `p` of a text, the pair lies on diagonal `p - q`. A run is
-a maximal set of neighbours on one diagonal: `r` of them are `r + n - 1` equal words in a row. Coverage is the share of
-the item's words inside any shared n-gram, wherever in the text. n = 8 and the longest run predict best how much a score
-gains from contamination (ConTAM, arXiv 2411.03923).
+Where the n-gram at word `q` of an item equals the n-gram at word `p` of a text, the pair lies on diagonal `p - q`. A
+run is a maximal set of neighbours on one diagonal: `r` of them are `r + n - 1` equal words in a row. Coverage is the
+share of the item's words inside any shared n-gram, wherever in the text. n = 8 and the longest run predict best how
+much a score gains from contamination (ConTAM, arXiv 2411.03923).
 """
 
 import html

@@ -28,7 +28,8 @@ class BenchmarkConfig:
         name (`str`): Its name; the copy is `benchmarks/<name>.jsonl`.
         path (`str`, *optional*, defaults to `"sample"`): A JSONL file, or `"sample"` for the one of the sample crawl.
         fields (`list[str]`, *optional*, defaults to `["question"]`): Fields whose texts must not be in the corpus.
-        id_key (`str`, *optional*, defaults to `"id"`): Field with the id of an item; without it the row number is used.
+        id_key (`str`, *optional*, defaults to `"id"`): Field with the id of an item; without it the row number is
+            used.
         revision (`str`, *optional*): Revision of the benchmark; a row's own `revision` goes before it.
         published (`str`, *optional*): Date of publication, ISO; a row's own `published` goes before it.
     """

@@ -26,8 +26,8 @@ class DecontaminationFilter(PipelineStep):
         index_dir (`str`): Folder of a saved [`ContaminationIndex`].
         settings (`ContaminationSettings`): Settings the index must have.
         findings_dir (`str`): Where findings go.
-        action (`str`, *optional*, defaults to `"drop"`): `"drop"` the document, `"remove_span"` (what is left must have
-            `min_words_left` words), or `"report"`.
+        action (`str`, *optional*, defaults to `"drop"`): `"drop"` the document, `"remove_span"` (what is left must
+            have `min_words_left` words), or `"report"`.
         min_words_left (`int`, *optional*, defaults to 50): Fewest words left after a cut.
         exclusion_writer (`DiskWriter`, *optional*): Takes the dropped documents.
     """

@@ -1,8 +1,8 @@
 """MinHash signatures and bands: which documents are worth comparing.
 
 A document's signature holds, for each of `num_buckets * hashes_per_bucket` hash functions, the smallest value over its
-shingles; two signatures agree in a place with probability J, the Jaccard similarity. Documents whose `hashes_per_bucket`
-values agree in at least one bucket become candidates, with probability
+shingles; two signatures agree in a place with probability J, the Jaccard similarity. Documents whose
+`hashes_per_bucket` values agree in at least one bucket become candidates, with probability
 
     P(J) = 1 - (1 - J ** hashes_per_bucket) ** num_buckets                     (Broder 1997; Leskovec et al., ch. 3)
 
@@ -33,8 +33,8 @@ class MinhashConfig:
         num_buckets (`int`, *optional*, defaults to 14): Buckets (bands) of a signature.
         hashes_per_bucket (`int`, *optional*, defaults to 8): Hash functions in a bucket (rows).
         ngram_size (`int`, *optional*, defaults to 5): Words in a shingle.
-        similarity_threshold (`float`, *optional*, defaults to 0.8): Exact Jaccard similarity from which the lower placed
-            document of a pair is removed.
+        similarity_threshold (`float`, *optional*, defaults to 0.8): Exact Jaccard similarity from which the lower
+            placed document of a pair is removed.
         numbers (`str`, *optional*, defaults to `"keep"`): `"keep"`, or `"mask"` to take all digits as equal.
         max_comparisons (`int`, *optional*, defaults to 64): Most kept documents a document is compared with.
         seed (`int`, *optional*, defaults to 1): Seed of the hash functions.

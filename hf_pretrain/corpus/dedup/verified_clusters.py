@@ -1,8 +1,8 @@
 """From candidates to removals: every removed document was compared with a document that stays.
 
 Documents are taken best first (`exact.survivor_order`). One that shares a bucket with kept documents is compared with
-them, exactly, by the Jaccard similarity of their shingle sets; if the most similar reaches the threshold the document is
-removed, else it is kept and later ones are compared with it. There is no transitive closure: in a chain where each
+them, exactly, by the Jaccard similarity of their shingle sets; if the most similar reaches the threshold the document
+is removed, else it is kept and later ones are compared with it. There is no transitive closure: in a chain where each
 document resembles only its neighbour, as many stay as are different from each other.
 """
 
@@ -37,8 +37,8 @@ def shared_buckets(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         keys (`np.ndarray`): `uint64`, shape `[documents, num_buckets]`.
 
     Returns:
-        `tuple[np.ndarray, np.ndarray]`: Group of each document in each bucket, `int64`, same shape, -1 where it is alone
-        (groups of different buckets have different numbers); and the rows that are in any group.
+        `tuple[np.ndarray, np.ndarray]`: Group of each document in each bucket, `int64`, same shape, -1 where it is
+        alone (groups of different buckets have different numbers); and the rows that are in any group.
     """
     groups = np.full(keys.shape, -1, np.int64)
     offset = 0
