@@ -11,6 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hf_pretrain.corpus.ingest.language_codes import canonical_language
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 
@@ -86,6 +87,8 @@ class SourceConfig:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name) or self.name.startswith("."):
             raise UserError(f"source name = {self.name!r}; allowed are letters, digits, '-', '_' and '.'; rename it")
         _choice(f"{where}.kind", self.kind, SOURCE_KINDS)
+        if self.language is not None:
+            canonical_language(self.language)
         _choice(f"{where}.on_bad_row", self.on_bad_row, ("error", "skip"))
         _choice(f"{where}.on_bad_file", self.on_bad_file, ("error", "skip"))
         _at_least(f"{where}.max_document_bytes", self.max_document_bytes, 1)
@@ -174,8 +177,6 @@ class LanguageConfig:
     skip_domains: list[str] = field(default_factory=lambda: ["code"])
 
     def __post_init__(self) -> None:
-        from hf_pretrain.corpus.ingest.language_codes import canonical_language
-
         for code in self.keep:
             canonical_language(code)
         _between("language.min_score", self.min_score, 0.0, 1.0)
@@ -281,7 +282,13 @@ DOMAIN_PRESETS: dict[str, DomainRules] = {
         WEB_RULES, gopher_repetition=False, c4=False, fineweb="off", min_words=100, max_words=0
     ),
     "code": dataclasses.replace(
-        WEB_RULES, gopher_repetition=False, gopher_quality=False, c4=False, fineweb="off", code_quality=True, min_words=10
+        WEB_RULES,
+        gopher_repetition=False,
+        gopher_quality=False,
+        c4=False,
+        fineweb="off",
+        code_quality=True,
+        min_words=10,
     ),
 }
 

@@ -1,0 +1,93 @@
+"""Language identification by the model that the package py3langid ships; nothing is downloaded at run time.
+
+The detector sees the first `max_chars` characters with line breaks replaced by spaces: enough for a sure answer, and a long
+document costs no more than a short one. Its score is a probability over 140 languages (softmax at temperature sqrt(bytes)).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from datatrove.pipeline.filters.base_filter import BaseFilter
+
+from hf_pretrain.corpus.config_ingest import LanguageConfig
+from hf_pretrain.corpus.ingest.language_codes import canonical_language, known_language
+from hf_pretrain.utils.optional import require
+
+
+if TYPE_CHECKING:
+    from datatrove.data import Document
+    from datatrove.pipeline.writers.disk_base import DiskWriter
+
+
+@lru_cache(maxsize=1)
+def _identifier():
+    langid = require("py3langid.langid", "corpus", "language identification")
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+
+
+def detect_language(text: str, max_chars: int = 2000) -> tuple[str, float]:
+    """
+    Name the language of a text.
+
+    Args:
+        text (`str`): The text.
+        max_chars (`int`, *optional*, defaults to 2000): Characters looked at.
+
+    Returns:
+        `tuple[str, float]`: canonical code and probability in [0, 1]; `("und", 0.0)` for a text without a letter.
+    """
+    head = " ".join(text[: 2 * max_chars].split())[:max_chars]
+    if not any(map(str.isalpha, head)):
+        return "und", 0.0
+    code, score = _identifier().classify(head)
+    return known_language(code) or code, float(score)
+
+
+class LanguageStep(BaseFilter):
+    """
+    Writes `metadata["language"]` and `metadata["language_score"]`; drops documents in other languages if `keep` is set.
+
+    A language that the source declared is kept as `metadata["language_declared"]`, for sources are often wrong about it. Dropped
+    documents leave the reasons `language_empty`, `language_<code>` or `language_score`.
+
+    Args:
+        config (`LanguageConfig`, *optional*): Settings.
+        exclusion_writer (`DiskWriter`, *optional*): Takes the dropped documents.
+    """
+
+    name = "Language"
+
+    def __init__(self, config: LanguageConfig | None = None, exclusion_writer: DiskWriter | None = None) -> None:
+        super().__init__(exclusion_writer)
+        self.config = config or LanguageConfig()
+        self.keep = frozenset(canonical_language(code) for code in self.config.keep)
+
+    def filter(self, doc: Document) -> bool | tuple[bool, str]:
+        """
+        Annotate one document and decide on it.
+
+        Args:
+            doc (`Document`): The document; its metadata is written to.
+
+        Returns:
+            `bool` or `tuple[bool, str]`: `True` to keep, else `False` and the reason.
+        """
+        if doc.metadata.get("domain") in self.config.skip_domains:
+            return True
+        if not doc.text.strip():
+            return False, "language_empty"
+        declared = doc.metadata.get("language")
+        code, score = detect_language(doc.text, self.config.max_chars)
+        doc.metadata["language"], doc.metadata["language_score"] = code, round(score, 4)
+        if declared and known_language(declared) != code:
+            doc.metadata["language_declared"] = declared
+            self.stat_update("language_differs_from_declared")
+        if not self.keep:
+            return True
+        if code not in self.keep:
+            return False, f"language_{code}"
+        if score < self.config.min_score:
+            return False, "language_score"
+        return True
