@@ -1,8 +1,9 @@
 """Settings of the first half of the corpus work: sources, extraction, language, filters, PII.
 
-Plain frozen dataclasses with a default for everything but a source's name, built from YAML by `hf_pretrain.utils.strict.build`.
-Values are checked when a config is made, so a wrong recipe fails in a dry run and not after an hour of extraction.
-Rules differ by domain: [`FilterConfig.rules_for`] lays what the user wrote over the preset of the domain.
+Plain frozen dataclasses with a default for everything but a source's name, built from YAML by
+`hf_pretrain.utils.strict.build`. Values are checked when a config is made, so a wrong recipe fails in a dry run and
+not after an hour of extraction. Rules differ by domain: [`FilterConfig.rules_for`] lays what the user wrote over the
+preset of the domain.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class SourceConfig:
         name (`str`):
             Name of the source; folder name of its tokens and key of its weight in every mixture.
         kind (`str`, *optional*, defaults to `"sample"`):
-            `"warc"`, `"jsonl"`, `"parquet"`, `"text"` (one document a file) or `"sample"` (a part of the sample crawl).
+            `"warc"`, `"jsonl"`, `"parquet"`, `"text"` (one document a file) or `"sample"` (a part of the sample
+            crawl).
         path (`str`, *optional*, defaults to `""`):
             File, folder or glob. For `"sample"`: the part of the sample (`"web"`, `"books"`, ...), by default `name`.
         domain (`str`, *optional*, defaults to `""`):
@@ -60,7 +62,8 @@ class SourceConfig:
         id_key (`str`, *optional*, defaults to `"id"`):
             Field that holds the document's id; without one the id is `source/file/row`.
         on_bad_row (`str`, *optional*, defaults to `"error"`):
-            `"error"` stops and names file and row; `"skip"` counts and goes on. Bad: no JSON, no text, binary, too large.
+            `"error"` stops and names file and row; `"skip"` counts and goes on. Bad: no JSON, no text, binary, too
+            large.
         on_bad_file (`str`, *optional*, defaults to `"error"`):
             The same for a file that is empty, cut off or of another format; what was read before the fault stays.
         max_document_bytes (`int`, *optional*, defaults to 50,000,000):
@@ -196,7 +199,8 @@ class DomainRules:
         c4 (`bool`, *optional*):
             C4 line and page rules (arXiv 1910.10683); they edit the text.
         fineweb (`str`, *optional*):
-            `"off"`, `"fineweb_paper"` (duplicated line characters >= 0.1) or `"fineweb_code"` (> 0.01), arXiv 2406.17557.
+            `"off"`, `"fineweb_paper"` (duplicated line characters >= 0.1) or `"fineweb_code"` (> 0.01), arXiv
+            2406.17557.
         code_quality (`bool`, *optional*):
             Line-length, alphanumeric and generated-file rules for source code, arXiv 2305.06161.
         min_words (`int`, *optional*):
@@ -210,7 +214,8 @@ class DomainRules:
         min_stop_words (`int`, *optional*):
             Fewest distinct stop words of the document's language; 0 is off.
         top_ngram_min_count (`int`, *optional*):
-            An n-gram must occur this often to be a "top n-gram"; 1 is datatrove's rule, which drops short unique texts.
+            An n-gram must occur this often to be a "top n-gram"; 1 is datatrove's rule, which drops short unique
+            texts.
         c4_terminal_punctuation (`bool`, *optional*):
             Drop lines without a final mark (C4 yes, FineWeb no).
         c4_curly_bracket (`bool`, *optional*):

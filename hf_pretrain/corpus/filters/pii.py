@@ -1,8 +1,8 @@
 """Masks personal data with one placeholder a type: `<EMAIL>`, `<IPV4>`, `<PHONE>`, ...
 
-The result depends on the text alone: not on the order of documents, the shard or the worker, and a second pass changes nothing.
-Placeholders do not pretend to be data, so a model learns no made-up address. Counts by type go to the step's statistics and to
-`metadata["pii"]`.
+The result depends on the text alone: not on the order of documents, the shard or the worker, and a second pass changes
+nothing. Placeholders do not pretend to be data, so a model learns no made-up address. Counts by type go to the step's
+statistics and to `metadata["pii"]`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class PIIFormatter(BaseFormatter):
             "ipv6": partial(patterns.find_ipv6, public_only=self.config.public_ips_only),
             "ipv4": partial(patterns.find_ipv4, public_only=self.config.public_ips_only),
         }
-        # The order of PLACEHOLDERS: what can hold another type (a key in a URL, a card that looks like a phone) goes first.
+        # The order of PLACEHOLDERS: what can hold another type (a key in a URL, a card that looks like a phone) goes
+        # first.
         self.finders = {kind: finders[kind] for kind in PLACEHOLDERS if kind in self.config.types}
 
     def mask(self, text: str) -> tuple[str, dict[str, int]]:
@@ -74,7 +75,8 @@ class PIIFormatter(BaseFormatter):
             `tuple[str, dict[str, int]]`: the masked text, and how many of each type were found (types found only).
         """
         counts: dict[str, int] = {}
-        # A placeholder can open the view on a neighbour; masking again until nothing is found makes a second run change nothing.
+        # A placeholder can open the view on a neighbour; masking again until nothing is found makes a second run
+        # change nothing.
         while (masked := self._mask_once(text, counts)) != text:
             text = masked
         return text, counts

@@ -1,8 +1,8 @@
 """What personal data looks like: one finder a type, each with the checks that keep look-alikes out.
 
-A finder takes a text and yields spans. Shape alone is not enough: card numbers must pass Luhn and have their issuer's prefix and
-length, IBANs modulo 97 (ISO 7064) and their country's length, addresses must be addresses and not versions or section numbers, and
-phone numbers need separators or a country code, for ten bare digits are as often a time stamp.
+A finder takes a text and yields spans. Shape alone is not enough: card numbers must pass Luhn and have their issuer's
+prefix and length, IBANs modulo 97 (ISO 7064) and their country's length, addresses must be addresses and not versions
+or section numbers, and phone numbers need separators or a country code, for ten bare digits are as often a time stamp.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ _IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?= ?[A-Z0-9])")
 _IBAN_LENGTHS = dict(
     pair.split(":")
     for pair in (
-        "AD:24 AE:23 AL:28 AT:20 AZ:28 BA:20 BE:16 BG:22 BH:22 BR:29 BY:28 CH:21 CR:22 CY:28 CZ:24 DE:22 DK:18 DO:28 EE:20 EG:29 ES:24 "
-        "FI:18 FO:18 FR:27 GB:22 GE:22 GI:23 GL:18 GR:27 GT:28 HR:21 HU:28 IE:22 IL:23 IQ:23 IS:26 IT:27 JO:30 KW:30 KZ:20 LB:28 LI:21 "
-        "LT:20 LU:20 LV:21 MC:27 MD:24 ME:22 MK:19 MR:27 MT:31 MU:30 NL:18 NO:15 PK:24 PL:28 PS:29 PT:25 QA:29 RO:24 RS:22 SA:24 SE:24 "
-        "SI:19 SK:24 SM:27 TN:24 TR:26 UA:29 VA:22 XK:20"
+        "AD:24 AE:23 AL:28 AT:20 AZ:28 BA:20 BE:16 BG:22 BH:22 BR:29 BY:28 CH:21 CR:22 CY:28 CZ:24 DE:22 "
+        "DK:18 DO:28 EE:20 EG:29 ES:24 FI:18 FO:18 FR:27 GB:22 GE:22 GI:23 GL:18 GR:27 GT:28 HR:21 HU:28 "
+        "IE:22 IL:23 IQ:23 IS:26 IT:27 JO:30 KW:30 KZ:20 LB:28 LI:21 LT:20 LU:20 LV:21 MC:27 MD:24 ME:22 "
+        "MK:19 MR:27 MT:31 MU:30 NL:18 NO:15 PK:24 PL:28 PS:29 PT:25 QA:29 RO:24 RS:22 SA:24 SE:24 SI:19 "
+        "SK:24 SM:27 TN:24 TR:26 UA:29 VA:22 XK:20 "
     ).split()
 )
 _SECRET = re.compile(
@@ -135,7 +136,8 @@ def find_emails(text: str, scp_addresses: bool = False) -> Iterator[Span]:
 
 def find_ipv4(text: str, public_only: bool = True) -> Iterator[Span]:
     """
-    IPv4 addresses. Numbers below 100 throughout look like versions and need a word ("host", "from") or a port beside them.
+    IPv4 addresses. Numbers below 100 throughout look like versions and need a word ("host", "from") or a port beside
+    them.
 
     Args:
         text (`str`): The text.

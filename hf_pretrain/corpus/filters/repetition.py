@@ -1,9 +1,9 @@
 """Gopher's repetition rules (arXiv 2112.11446, table A1), with the decisions of datatrove's filter and less work.
 
-Words become small integers once and n-grams are tuples of them, instead of nine passes of joined text. A text without a repeated
-n-gram has no longer repeated one, which ends the search after the 5-grams of most documents.
-One rule differs on purpose: a "top n-gram" must occur `top_ngram_min_count` times. With 1, as in datatrove, the only n-gram of a
-short text counts as its top one and drops it.
+Words become small integers once and n-grams are tuples of them, instead of nine passes of joined text. A text without
+a repeated n-gram has no longer repeated one, which ends the search after the 5-grams of most documents.
+One rule differs on purpose: a "top n-gram" must occur `top_ngram_min_count` times. With 1, as in datatrove, the only
+n-gram of a short text counts as its top one and drops it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 class RepetitionFilter(GopherRepetitionFilter):
     """
-    Drops documents that repeat themselves; constructor, thresholds and reasons are those of datatrove's `GopherRepetitionFilter`.
+    Drops documents that repeat themselves; constructor, thresholds and reasons are those of datatrove's
+    `GopherRepetitionFilter`.
 
     Args:
         top_ngram_min_count (`int`, *optional*, defaults to 2): Occurrences from which an n-gram can be the top one.

@@ -1,6 +1,7 @@
 """Frequent function words by language, for Gopher's rule that running text holds at least two of them.
 
-English has Gopher's own eight (arXiv 2112.11446). The rule says nothing about a language without a list here and is skipped there.
+English has Gopher's own eight (arXiv 2112.11446). The rule says nothing about a language without a list here and is
+skipped there.
 """
 
 STOP_WORDS: dict[str, frozenset[str]] = {

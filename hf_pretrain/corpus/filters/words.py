@@ -1,9 +1,9 @@
 """What a word is, and what a sentence is: the one tokenizer of all filter rules.
 
-The definition of a word moves decisions more than any threshold does, so it is a named setting and recorded. `regex`: runs of
-letters, marks and digits, and runs of other marks as words of their own (agrees with spaCy on 92-100 % of decisions at 60 times
-its speed). `whitespace`: what the Gopher paper used. In scripts without spaces each character is a word.
-datatrove's blocks take an instance where they ask for a `language`.
+The definition of a word moves decisions more than any threshold does, so it is a named setting and recorded. `regex`:
+runs of letters, marks and digits, and runs of other marks as words of their own (agrees with spaCy on 92-100 % of
+decisions at 60 times its speed). `whitespace`: what the Gopher paper used. In scripts without spaces each character is
+a word. datatrove's blocks take an instance where they ask for a `language`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _HAS_SPACELESS = regex.compile(_SPACELESS, regex.V1)
 _SPACED_WORDS = regex.compile(r"[\w\p{M}]+|[^\w\s\p{M}]+", regex.V1)
 _ASCII_WORDS = re.compile(r"[A-Za-z0-9_]+|[^A-Za-z0-9_\s]+")
 
-# A sentence ends at a run of terminal marks with closing quotes and then space, at an ideographic stop, or at a line break.
-# Not after a single capital ("J. Smith") or a common abbreviation.
+# A sentence ends at a run of terminal marks with closing quotes and then space, at an ideographic stop, or at a line
+# break. Not after a single capital ("J. Smith") or a common abbreviation.
 _SENTENCE_END = re.compile(
     r"(?<!\b[^\W\d_a-z])(?<!\b(?:Mr|Dr|St|vs|cf|No))(?<!\b(?:Mrs|e\.g|i\.e|etc))[.!?\u061f\u06d4\u0964\u0965\u2026]+[\"'\u201d\u2019\u00bb)\]]*(?=\s)"
     r"|[\u3002\uff01\uff1f\uff61]+[\u300d\u300f\u201d\uff09]*|\n+"
@@ -37,7 +37,8 @@ class FastWordTokenizer(WordTokenizer):
     """
     Words and sentences by compiled expressions.
 
-    The words of the last text are kept, so that the rules of a pipeline, which see one document after the other, split it once.
+    The words of the last text are kept, so that the rules of a pipeline, which see one document after the other, split
+    it once.
 
     Args:
         words (`str`, *optional*, defaults to `"regex"`): `"regex"` or `"whitespace"`.

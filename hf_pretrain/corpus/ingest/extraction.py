@@ -1,8 +1,9 @@
 """HTML to text as datatrove steps, in this process.
 
-datatrove ships each page to a sandbox process and drops it after a wall-clock time, so a busy machine loses good pages. Here the
-page's size is bounded instead, which gives the same result everywhere. resiliparse (C++, about 20 times faster) is the default;
-trafilatura is called with `deduplicate=False`, for its own default remembers paragraphs across documents (trafilatura#778).
+datatrove ships each page to a sandbox process and drops it after a wall-clock time, so a busy machine loses good
+pages. Here the page's size is bounded instead, which gives the same result everywhere. resiliparse (C++, about 20
+times faster) is the default; trafilatura is called with `deduplicate=False`, for its own default remembers paragraphs
+across documents (trafilatura#778).
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class HtmlExtractor(PipelineStep):
     """
     Base of the extractors: size limits, counts, licence, and what to do with a page that gives no text.
 
-    Dropped pages leave the reasons `too_large`, `too_deep`, `parse_error`, `empty`, `too_short`. The page's size stays in
-    `metadata["html_bytes"]`.
+    Dropped pages leave the reasons `too_large`, `too_deep`, `parse_error`, `empty`, `too_short`. The page's size stays
+    in `metadata["html_bytes"]`.
 
     Args:
         config (`ExtractionConfig`, *optional*): Settings.
@@ -174,7 +175,8 @@ class ResiliparseExtractor(HtmlExtractor):
 
 
 class TrafilaturaExtractor(HtmlExtractor):
-    """Text by trafilatura with the settings of FineWeb (arXiv 2406.17557) but no memory across pages; see [`HtmlExtractor`]."""
+    """Text by trafilatura with the settings of FineWeb (arXiv 2406.17557) but no memory across pages; see
+    [`HtmlExtractor`]."""
 
     name = "trafilatura"
 

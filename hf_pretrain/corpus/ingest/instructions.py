@@ -1,6 +1,7 @@
 """Instruction data of the sample: dialogues as people wrote them, and questions whose answer a person wrote.
 
-Rows are `{"id", "messages", "source", "license", "language"}`. Only the wording of the knowledge and how-to questions is ours.
+Rows are `{"id", "messages", "source", "license", "language"}`. Only the wording of the knowledge and how-to questions
+is ours.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def dialogue_rows(archive: PackageArchive) -> list[dict[str, Any]]:
 
 def parse_dialogues(text: str) -> list[list[str]]:
     """
-    Turns of a dialogue file. The files are a list of lists of plain strings in YAML's block style, some not quite valid YAML.
+    Turns of a dialogue file. The files are a list of lists of plain strings in YAML's block style, some not quite
+    valid YAML.
 
     Args:
         text (`str`): The file.

@@ -1,7 +1,8 @@
 """Language identification by the model that the package py3langid ships; nothing is downloaded at run time.
 
-The detector sees the first `max_chars` characters with line breaks replaced by spaces: enough for a sure answer, and a long
-document costs no more than a short one. Its score is a probability over 140 languages (softmax at temperature sqrt(bytes)).
+The detector sees the first `max_chars` characters with line breaks replaced by spaces: enough for a sure answer, and a
+long document costs no more than a short one. Its score is a probability over 140 languages (softmax at temperature
+sqrt(bytes)).
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def detect_language(text: str, max_chars: int = 2000) -> tuple[str, float]:
 
 class LanguageStep(BaseFilter):
     """
-    Writes `metadata["language"]` and `metadata["language_score"]`; drops documents in other languages if `keep` is set.
+    Writes `metadata["language"]` and `metadata["language_score"]`; drops documents in other languages if `keep` is
+    set.
 
-    A language that the source declared is kept as `metadata["language_declared"]`, for sources are often wrong about it. Dropped
-    documents leave the reasons `language_empty`, `language_<code>` or `language_score`.
+    A language that the source declared is kept as `metadata["language_declared"]`, for sources are often wrong about
+    it. Dropped documents leave the reasons `language_empty`, `language_<code>` or `language_score`.
 
     Args:
         config (`LanguageConfig`, *optional*): Settings.

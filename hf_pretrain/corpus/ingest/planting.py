@@ -1,8 +1,8 @@
 """Benchmark items hidden in the sample crawl, so that decontamination has something real to find.
 
-Leaks look alike nowhere: a forum quotes an item word by word, another wraps its lines, shouts it or escapes it twice, a long page
-holds one in the middle, a repository has a copy with its solution, an instruction set asks it. Which item went where is returned and
-goes into the sample's manifest, for measuring recall.
+Leaks look alike nowhere: a forum quotes an item word by word, another wraps its lines, shouts it or escapes it twice,
+a long page holds one in the middle, a repository has a copy with its solution, an instruction set asks it. Which item
+went where is returned and goes into the sample's manifest, for measuring recall.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def choose_items(items: list[dict[str, Any]], rng: random.Random) -> list[tuple[
         rng (`random.Random`): Chooses.
 
     Returns:
-        `list[tuple[dict, str]]`: item and form. Items with braces go into code alone, since C4 drops pages that hold one.
+        `list[tuple[dict, str]]`: item and form. Items with braces go into code alone, since C4 drops pages that hold
+        one.
     """
     chosen = rng.sample(items, max(1, round(PLANTED_SHARE * len(items))))
     forms = [FORMS[number % len(FORMS)] for number in range(len(chosen))]
@@ -100,7 +101,8 @@ def forum_page(item: dict[str, Any], form: str, number: int, replies: list[str])
     half = len(replies) // 2
     before, after = (paragraphs_html("\n\n".join(part)) for part in (replies[:half], replies[half:]))
     title = f"Exercise {number}: how would you solve this?"
-    article = f"{before}\n<p>This is the exercise that I was given, and I would like to know how you would go about it.</p>\n{quoted}\n{after}"
+    asked = "<p>This is the exercise that I was given, and I would like to know how you would go about it.</p>"
+    article = f"{before}\n{asked}\n{quoted}\n{after}"
     body = render_page(title, article, "en", "MIT", "Programming forum")
     return Page(f"https://forum.example.org/t/exercise-{number}", body, "MIT")
 

