@@ -1,5 +1,4 @@
-"""
-The room of the language-modelling loss. Read `causal_lm.py` first: conventions, result type, plain implementation.
+"""The room of the language-modelling loss. Read `causal_lm.py` first: conventions, result type, plain implementation.
 
 - `causal_lm.py`: `causal_lm_loss(hidden_states, lm_head_weight, labels, ...) -> LossOutput` and its twin on logits.
 - `chunked.py`: the same numbers without all logits in memory; fast on CPU, runs anywhere.

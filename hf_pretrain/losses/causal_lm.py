@@ -1,5 +1,4 @@
-"""
-Next-token cross-entropy with z-loss: the result type, the shared conventions, and the plain implementation.
+"""Next-token cross-entropy with z-loss: the result type, the shared conventions, and the plain implementation.
 
 With shifted targets `y_t`, `lse_t = logsumexp(logits_t)` and the valid tokens `t` (target not `ignore_index`):
 
@@ -27,8 +26,7 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True)
 class LossOutput:
-    """
-    What every implementation of the loss returns. All tensors are scalars on the device of the inputs.
+    """What every implementation of the loss returns. All tensors are scalars on the device of the inputs.
 
     Args:
         loss (`torch.Tensor`): `ce + z`, in nats per token of the window; the only entry with a graph.
@@ -51,8 +49,7 @@ class LossOutput:
 def shifted_targets(
     labels: torch.Tensor | None, shift_labels: torch.Tensor | None = None, ignore_index: int = IGNORE_INDEX
 ) -> torch.Tensor:
-    """
-    Flat targets aligned with the positions that predict them. The caller's tensors are never written to.
+    """Flat targets aligned with the positions that predict them. The caller's tensors are never written to.
 
     Args:
         labels (`torch.Tensor` of shape `(..., sequence)`, *optional*): Unshifted labels, as at the models' forward.
@@ -73,8 +70,7 @@ def shifted_targets(
 
 
 def normaliser(num_items_in_batch: torch.Tensor | int | None, num_tokens: torch.Tensor) -> torch.Tensor:
-    """
-    The denominator of both terms, never below one (a window with no target at all has loss 0, not 0/0).
+    """The denominator of both terms, never below one (a window with no target at all has loss 0, not 0/0).
 
     Args:
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): Valid targets of the whole window over all ranks.
@@ -89,8 +85,7 @@ def normaliser(num_items_in_batch: torch.Tensor | int | None, num_tokens: torch.
 
 
 def check_options(z_loss_coef: float, label_smoothing: float, logit_softcap: float | None) -> None:
-    """
-    Refuses option values that have no meaning.
+    """Refuses option values that have no meaning.
 
     Args:
         z_loss_coef (`float`): Coefficient of the mean squared logsumexp, in [0, 1].
@@ -112,8 +107,7 @@ def check_options(z_loss_coef: float, label_smoothing: float, logit_softcap: flo
 
 
 def check_shapes(rows: int, vocab_size: int, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """
-    Checks that targets fit the logits, and returns the mask of valid ones.
+    """Checks that targets fit the logits, and returns the mask of valid ones.
 
     On CPU a label outside the vocabulary raises here; on an accelerator an asynchronous assert guards it, so that no
     step waits for the device.
@@ -156,8 +150,7 @@ def causal_lm_loss_from_logits(
     ignore_index: int = IGNORE_INDEX,
     shift_labels: torch.Tensor | None = None,
 ) -> LossOutput:
-    """
-    The plain loss on logits: autograd does the backward, everything is upcast to fp32 (fp64 stays fp64).
+    """The plain loss on logits: autograd does the backward, everything is upcast to fp32 (fp64 stays fp64).
 
     Args:
         logits (`torch.Tensor` of shape `(..., sequence, vocab)`): Any floating dtype.
@@ -214,8 +207,7 @@ def causal_lm_loss(
     ignore_index: int = IGNORE_INDEX,
     shift_labels: torch.Tensor | None = None,
 ) -> LossOutput:
-    """
-    The plain loss on hidden states and the head's weight: the head's product in fp32, all logits at once.
+    """The plain loss on hidden states and the head's weight: the head's product in fp32, all logits at once.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(..., sequence, hidden)`): Input of the head.
@@ -251,8 +243,7 @@ def causal_lm_loss(
 
 
 def check_head(hidden_states: torch.Tensor, lm_head_weight: torch.Tensor) -> None:
-    """
-    Checks that the head's weight fits the hidden states.
+    """Checks that the head's weight fits the hidden states.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(..., hidden)`): Input of the head.

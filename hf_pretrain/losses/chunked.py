@@ -1,5 +1,4 @@
-"""
-The loss of `causal_lm` without all logits in memory: one chunk of rows at a time, gradients made in the forward.
+"""The loss of `causal_lm` without all logits in memory: one chunk of rows at a time, gradients made in the forward.
 
 For a chunk the logits `x = h W^T` live in one reused buffer, become probabilities `p` in place, and give both
 gradients at once. With `f = 1 + 2 coef lse` (the z-loss's share), smoothing `eps` and one-hot targets `y`, the
@@ -36,8 +35,7 @@ ACCELERATOR_MEMORY_BUDGET = 512 * 2**20
 
 
 def chunk_rows(rows: int, vocab_size: int, memory_budget: int, itemsize: int = 4) -> int:
-    """
-    Rows a chunk may have so that its logits fit the budget.
+    """Rows a chunk may have so that its logits fit the budget.
 
     Args:
         rows (`int`): Rows in all.
@@ -246,8 +244,7 @@ def chunked_causal_lm_loss(
     shift_labels: torch.Tensor | None = None,
     memory_budget: int | None = None,
 ) -> LossOutput:
-    """
-    [`~losses.causal_lm.causal_lm_loss`] with at most `memory_budget` bytes of logits alive.
+    """[`~losses.causal_lm.causal_lm_loss`] with at most `memory_budget` bytes of logits alive.
 
     The gradients are kept for one backward: a second one through the same loss raises, double backward does not exist.
 
@@ -386,8 +383,7 @@ def chunked_causal_lm_loss_from_logits(
     shift_labels: torch.Tensor | None = None,
     memory_budget: int | None = None,
 ) -> LossOutput:
-    """
-    The same for a model that has built its logits: no fp32 copy of them, nothing kept but them and the logsumexp.
+    """The same for a model that has built its logits: no fp32 copy of them, nothing kept but them and the logsumexp.
 
     Args:
         logits (`torch.Tensor` of shape `(..., sequence, vocab)`): Any floating dtype; not written to.

@@ -1,5 +1,4 @@
-"""
-The loss by Liger's fused linear cross-entropy, called with the conventions of `causal_lm`.
+"""The loss by Liger's fused linear cross-entropy, called with the conventions of `causal_lm`.
 
 Liger is asked for the sum over tokens and divided by the window's denominator here, for loss and z alike (its own
 helper for causal LMs divides only the loss and drops the z part, bugs Z3). The head's gradient is accumulated in fp32
@@ -29,8 +28,7 @@ _GATHER_ROWS = 4096
 
 
 def why_liger_cannot_run(device: torch.device | str) -> str | None:
-    """
-    Tells why Liger's kernels cannot run on a device.
+    """Tells why Liger's kernels cannot run on a device.
 
     Args:
         device (`torch.device` or `str`): Where the loss is to run.
@@ -62,8 +60,7 @@ def liger_causal_lm_loss(
     ignore_index: int = IGNORE_INDEX,
     shift_labels: torch.Tensor | None = None,
 ) -> LossOutput:
-    """
-    [`~losses.causal_lm.causal_lm_loss`] by Liger's kernel. `z_loss_coef` is compiled in: do not change it every step.
+    """[`~losses.causal_lm.causal_lm_loss`] by Liger's kernel. `z_loss_coef` is compiled in: do not change it every step.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(..., sequence, hidden)`): Input of the head.

@@ -1,5 +1,4 @@
-"""
-The loss as an object that models call, and that remembers the parts of what it returned.
+"""The loss as an object that models call, and that remembers the parts of what it returned.
 
 Installed by `model.loss_function = objective` (the setter of `transformers.PreTrainedModel`). Models that look at
 `takes_hidden_states` (Strata) hand it hidden states and the head's weight and build no logits; every other model calls
@@ -27,8 +26,7 @@ from hf_pretrain.utils.naming import unknown_name_message
 
 
 class CausalLMObjective:
-    """
-    Next-token cross-entropy plus z-loss for any causal LM.
+    """Next-token cross-entropy plus z-loss for any causal LM.
 
     Args:
         z_loss_coef (`float`, *optional*, defaults to 0.0): Coefficient of the mean squared logsumexp, in [0, 1].
@@ -68,8 +66,7 @@ class CausalLMObjective:
         self._lse_max_known = True
 
     def attach(self, model: Any) -> None:
-        """
-        Installs the objective on a model, and makes `Trainer` count the targets this loss has.
+        """Installs the objective on a model, and makes `Trainer` count the targets this loss has.
 
         `Trainer` counts targets on shifted positions only for models whose `loss_type` it knows as a causal LM's (made
         from the class name, bugs L3). The type is set here and put back by `detach`; `Trainer` reads it when it is
@@ -124,8 +121,7 @@ class CausalLMObjective:
         logit_softcap: float | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """
-        The loss, from logits or from hidden states and the head's weight.
+        """The loss, from logits or from hidden states and the head's weight.
 
         Args:
             logits (`torch.Tensor` of shape `(batch, sequence, vocab)`, *optional*): Of a model that builds them.
@@ -196,8 +192,7 @@ class CausalLMObjective:
             self._lse_max = top if self._lse_max is None else torch.maximum(self._lse_max, top)
 
     def pop_metrics(self) -> dict[str, float]:
-        """
-        Means over all training calls since the last pop, over all ranks; then starts anew. Costs one device sync.
+        """Means over all training calls since the last pop, over all ranks; then starts anew. Costs one device sync.
 
         When `torch.distributed` is initialised this is a collective: call it on all ranks.
 

@@ -1,5 +1,4 @@
-"""
-Which implementation of the loss runs where.
+"""Which implementation of the loss runs where.
 
 `auto` takes Liger where its kernels run on the hardware (CUDA), and the chunked one elsewhere; it says which and why
 once per process. A name that cannot run raises: there is no silent fallback.
@@ -33,8 +32,7 @@ _told: set[str] = set()
 
 
 def resolve_loss_implementation(name: str, device: torch.device | str) -> LossFunction:
-    """
-    Picks the loss on hidden states and head weight. All have one signature and one result.
+    """Picks the loss on hidden states and head weight. All have one signature and one result.
 
     Args:
         name (`str`): `"auto"`, `"reference"`, `"chunked"` or `"liger"`.
@@ -63,8 +61,7 @@ def resolve_loss_implementation(name: str, device: torch.device | str) -> LossFu
 
 
 def resolve_logits_implementation(name: str) -> LossFunction:
-    """
-    Picks the loss on logits, for models that build them.
+    """Picks the loss on logits, for models that build them.
 
     Args:
         name (`str`): As above; `"auto"`, `"chunked"` and `"liger"` all mean the chunked one, which runs on any device.

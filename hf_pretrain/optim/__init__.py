@@ -1,5 +1,4 @@
-"""
-The room of optimizers' settings: which rate at which update, which parameters decay. Read `schedules.py` first.
+"""The room of optimizers' settings: which rate at which update, which parameters decay. Read `schedules.py` first.
 
 - `schedules.py`: `multiplier(t, ...)`, the pure function; `lr_lambda(...)`, the same for torch's `LambdaLR`.
 - `param_groups.py`: `parameter_groups(model, weight_decay)`, no decay on vectors, biases and embeddings.

@@ -1,5 +1,4 @@
-"""
-Which parameters get weight decay.
+"""Which parameters get weight decay.
 
 No decay on vectors (norms, per-head scales), on biases of any shape (experts' biases are matrices) and on embeddings:
 they are looked up, not multiplied, so decay only shrinks rare tokens (OLMo 2, SmolLM3). A head tied to the embedding
@@ -17,8 +16,7 @@ from hf_pretrain.utils.errors import UserError
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, decay_embeddings: bool = False) -> list[dict[str, Any]]:
-    """
-    Splits the trainable parameters into a group with and one without weight decay.
+    """Splits the trainable parameters into a group with and one without weight decay.
 
     Args:
         model (`torch.nn.Module`): Its parameters that require gradients are taken, each once.

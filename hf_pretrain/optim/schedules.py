@@ -1,5 +1,4 @@
-"""
-Learning-rate multipliers as pure functions of the update number.
+"""Learning-rate multipliers as pure functions of the update number.
 
 `multiplier(t)` is the factor on the peak rate at update `t` of `T`, 1-based: the update that makes `global_step == t`.
 With warm-up `w`, decay length `d` and floor `r` (a share of the peak), progress `p` in [0, 1] of the decay:
@@ -40,8 +39,7 @@ def multiplier(
     min_lr_ratio: float = 0.0,
     decay_type: str = "1-sqrt",
 ) -> float:
-    """
-    Factor on the peak learning rate at update `t`. Arguments are taken as valid: see [`check_schedule`].
+    """Factor on the peak learning rate at update `t`. Arguments are taken as valid: see [`check_schedule`].
 
     Args:
         t (`int`): Update number, 1 to `num_training_steps`; 0 gives the value before training, later ones the last.
@@ -94,8 +92,7 @@ def check_schedule(
     min_lr_ratio: float = 0.0,
     decay_type: str = "1-sqrt",
 ) -> None:
-    """
-    Refuses a schedule that contradicts itself.
+    """Refuses a schedule that contradicts itself.
 
     Args:
         name (`str`): One of `SCHEDULES`.
@@ -151,8 +148,7 @@ def lr_lambda(
     min_lr_ratio: float = 0.0,
     decay_type: str = "1-sqrt",
 ) -> Callable[[int], float]:
-    """
-    The checked schedule for `torch.optim.lr_scheduler.LambdaLR`, which counts updates from 0.
+    """The checked schedule for `torch.optim.lr_scheduler.LambdaLR`, which counts updates from 0.
 
     The result can be pickled, and carries no state into a scheduler's `state_dict`: a resumed run takes its schedule
     from its configuration, so compare configurations before resuming (bugs R8, W4).

@@ -1,0 +1,93 @@
+"""Peaks of accelerators, as data: dense bf16 FLOP/s, memory, bandwidth.
+
+Vendors' sheets print the figure with sparsity: these are without (half). Names are matched as whole words in the order
+of the table, so "GB200" is no "B200" and "H200" no "H20"; a device that is not in the table has no peak, and no MFU is
+computed for it. Sources: vendors' sheets; see the comments where they disagree.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of accelerator.
+
+    Args:
+        name (`str`): Short name.
+        pattern (`str`): Regular expression, matched without case against the name the driver reports.
+        bf16_tflops (`float`): Dense bf16 peak in TFLOP/s.
+        memory_gb (`float`): Memory in GB (1e9 bytes).
+        bandwidth_tbs (`float`): Memory bandwidth in TB/s.
+    """
+
+    name: str
+    pattern: str
+    bf16_tflops: float
+    memory_gb: float
+    bandwidth_tbs: float
+
+    @property
+    def peak_flops(self) -> float:
+        """`float`: Dense bf16 peak in FLOP/s."""
+        return self.bf16_tflops * 1e12
+
+
+DEVICES: tuple[Device, ...] = (
+    Device("GB300", r"\bGB300\b", 2500, 288, 8.0),
+    Device("GB200", r"\bGB200\b", 2500, 186, 8.0),
+    Device("B300", r"\bB300\b", 2250, 288, 8.0),  # a blog claims 3500
+    Device("B200", r"\bB200\b", 2250, 180, 7.7),
+    Device("H200 NVL", r"\bH200 NVL\b", 836, 141, 4.8),
+    Device("H200", r"\bH200\b", 989, 141, 4.8),
+    Device("H20", r"\bH20\b", 148, 96, 4.0),
+    Device("H800", r"\bH800\b(?!.*PCIe)", 989, 80, 3.35),
+    Device("H100 NVL", r"\bH100 NVL\b", 835, 94, 3.9),
+    Device("H100 PCIe", r"\bH100 PCIe\b", 756, 80, 2.0),
+    Device("H100 SXM", r"\bH100\b", 989, 80, 3.35),  # reported as "NVIDIA H100 80GB HBM3"
+    Device("A100 80GB PCIe", r"\bA100 80GB PCIe\b", 312, 80, 1.935),
+    Device("A100 80GB", r"\bA100\b.*80GB", 312, 80, 2.039),
+    Device("A100 40GB", r"\bA100\b", 312, 40, 1.555),
+    Device("L40S", r"\bL40S\b", 362, 48, 0.864),
+    Device("RTX 5090", r"\bRTX 5090\b(?! (D|Laptop))", 209.5, 32, 1.792),
+    Device("RTX 4090", r"\bRTX 4090\b(?! (D|Laptop))", 165.2, 24, 1.008),
+    Device("MI355X", r"\bMI355X\b", 2500, 288, 8.0),
+    Device("MI325X", r"\bMI325X\b", 1307.4, 256, 6.0),
+    Device("MI300X", r"\bMI300X\b", 1307.4, 192, 5.3),
+    Device("MI250X (one die)", r"\bMI250X\b", 191.5, 64, 1.64),  # torch shows each of the two dies as a device
+    Device("TPU v6e", r"\bTPU v6e\b", 918, 32, 1.638),
+    Device("TPU v5p", r"\bTPU v5p\b", 459, 95, 2.765),
+    Device("TPU v5e", r"\bTPU v5( ?lite|e)\b", 197, 16, 0.819),
+    Device("TPU v4", r"\bTPU v4\b", 275, 32, 1.228),
+)
+
+
+def find_device(name: str) -> Device | None:
+    """Looks a device up by the name its driver reports.
+
+    Args:
+        name (`str`): For example `torch.cuda.get_device_name()`.
+
+    Returns:
+        `Device`, *optional*: The first that matches, `None` for an unknown one (a CPU, a laptop chip, ...).
+    """
+    for device in DEVICES:
+        if re.search(device.pattern, name, flags=re.IGNORECASE):
+            return device
+    return None
+
+
+def peak_flops(name: str, override_tflops: float | None = None) -> float | None:
+    """Dense bf16 peak of a device.
+
+    Args:
+        name (`str`): As the driver reports it.
+        override_tflops (`float`, *optional*): The user's figure in TFLOP/s; wins over the table.
+
+    Returns:
+        `float`, *optional*: FLOP/s, `None` if unknown.
+    """
+    if override_tflops is not None:
+        return override_tflops * 1e12
+    device = find_device(name)
+    return None if device is None else device.peak_flops
