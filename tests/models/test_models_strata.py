@@ -197,6 +197,31 @@ def test_experts_implementations_agree(drop):
             torch.testing.assert_close(results[name][1][key], gradient, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["eager", "grouped_mm", "batched_mm"])
+def test_experts_run_in_the_autocast_dtype_over_float32_weights(name):
+    model, ids = build(experts_implementation=name).train(), tokens(2, 16)
+    experts, seen = model.model.layers[0].mlp.experts, []
+    experts.act_fn.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    full = model(input_ids=ids).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = model(input_ids=ids).logits
+    assert torch.float32 in seen and seen[-1] == torch.bfloat16
+    assert 0 < (half - full).abs().max() < 0.1 * full.abs().max()
+    half.float().sum().backward()
+    assert experts.gate_up_proj.grad.dtype == torch.float32
+
+
+def test_compiled_graphs_do_not_break():
+    import torch._dynamo
+
+    ids = tokens(2, 16)
+    arguments = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(16).expand(2, -1)}
+    for model in (build(0), build(4, experts_implementation="grouped_mm")):
+        explained = torch._dynamo.explain(model.train())(**arguments)
+        assert explained.graph_break_count == 0, explained.break_reasons
+    torch._dynamo.reset()
+
+
 def test_attention_implementations_agree_and_logits_are_capped():
     model, ids = build(final_logit_softcapping=2.0), tokens()
     model.set_attn_implementation("eager")
@@ -212,7 +237,7 @@ def test_checkpointing_changes_nothing_and_counts_once(reentrant):
     for checkpointing in (False, True):
         model = build(router_aux_loss_coef=1.0, router_noise="gumbel", attention_dropout=0.1).train()
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.activation_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
         torch.manual_seed(7)
         loss = model(input_ids=ids, labels=ids).loss

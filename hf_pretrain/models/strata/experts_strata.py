@@ -30,6 +30,14 @@ class StrataExperts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, self.intermediate_dim))
         self.act_fn = ACT2FN[config.hidden_act]
 
+    def __getattr__(self, name: str):
+        # The stock grouped and batched kernels cast their input to the weights' dtype, which under autocast would run
+        # the experts in float32. Handing out the weights in the autocast dtype keeps them at the precision asked for.
+        value = super().__getattr__(name)
+        if isinstance(value, nn.Parameter) and not value.is_meta and torch.is_autocast_enabled(value.device.type):
+            return value.to(torch.get_autocast_dtype(value.device.type))
+        return value
+
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:

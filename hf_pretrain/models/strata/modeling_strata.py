@@ -192,7 +192,7 @@ class StrataPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _can_compile_fullgraph = False
+    _can_compile_fullgraph = True  # with grouped_mm; the eager experts loop breaks the graph
     _keep_in_fp32_modules_strict = ["e_score_correction_bias", "mlp.gate.weight"]
     _can_record_outputs = {
         "router_logits": OutputRecorder(StrataRouter, index=0),
