@@ -18,19 +18,22 @@ class PretrainDataCollator:
     Args:
         keep_provenance (`bool`, *optional*, defaults to `False`): Whether `sample_index` and `source_index` go along.
             Models do not take them; set this to look at batches.
+        count_targets (`bool`, *optional*, defaults to `False`): Whether `num_targets` goes along, the number of labels
+            that count as an `int`. `PretrainTrainer` takes it out again.
     """
 
-    def __init__(self, keep_provenance: bool = False) -> None:
+    def __init__(self, keep_provenance: bool = False, count_targets: bool = False) -> None:
         self.keep_provenance = keep_provenance
+        self.count_targets = count_targets
 
-    def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Makes a batch.
 
         Args:
             features (`Sequence[dict[str, Any]]`): Samples of one length.
 
         Returns:
-            `dict[str, torch.Tensor]`: `input_ids`, `labels`, `position_ids` of shape `[batch, seq_length]`, int64.
+            `dict[str, Any]`: `input_ids`, `labels`, `position_ids` of shape `[batch, seq_length]`, int64.
 
         Raises:
             UserError: If a sample has no `position_ids`, or lengths differ.
@@ -52,4 +55,6 @@ class PretrainDataCollator:
         if self.keep_provenance:
             for key in ("sample_index", "source_index"):
                 batch[key] = torch.tensor([feature[key] for feature in features])
+        if self.count_targets:
+            batch["num_targets"] = int((batch["labels"][:, 1:] != -100).sum())
         return batch

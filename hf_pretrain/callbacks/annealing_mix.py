@@ -1,0 +1,117 @@
+"""`AnnealingMixCallback`: better data while the learning rate decays.
+
+The last tenth or fifth of a run, in which the learning rate falls to its floor, is worth the best sources (OLMo 2,
+https://huggingface.co/papers/2501.00656; MiniCPM, https://huggingface.co/papers/2404.06395). The callback finds the
+step at which the decay begins in the learning-rate schedule itself and starts the new phase of the mixture at exactly
+that step's first sample, so the two cannot drift apart. The mixture is a function of the sample index, so this works
+with any number of data loader workers, and a resumed run sees the same phase.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from hf_pretrain.callbacks.data_ledger import DataLedgerCallback, find_mixture, global_batch
+from hf_pretrain.utils.errors import UserError
+
+
+def decay_start_step(lr_scheduler: Any, max_steps: int) -> int:
+    """Finds where the learning rate leaves its peak for good.
+
+    Args:
+        lr_scheduler (`LambdaLR`): The schedule, as a factor of the peak for each update.
+        max_steps (`int`): Number of updates.
+
+    Returns:
+        `int`: Updates made before the first one below the peak; 0 if the peak is never reached.
+
+    Raises:
+        UserError: If the schedule cannot be asked, or never leaves its peak.
+    """
+    scheduler = getattr(lr_scheduler, "scheduler", lr_scheduler)
+    if not isinstance(scheduler, LambdaLR):
+        raise UserError(
+            "AnnealingMixCallback: start = 'decay' cannot be found in a "
+            f"{type(scheduler).__name__}; give the step as a number"
+        )
+    factor = scheduler.lr_lambdas[0]
+    start = 0
+    for update in range(max_steps):
+        if factor(update) >= 1 - 1e-9:
+            start = update + 1
+    if start >= max_steps:
+        raise UserError(
+            "AnnealingMixCallback: start = 'decay', but the learning rate never decays within "
+            f"max_steps = {max_steps}; use a "
+            "schedule with a decay (WSD, cosine, linear) or give the step as a number"
+        )
+    return start
+
+
+class AnnealingMixCallback(DataLedgerCallback):
+    """Moves the mixture to other weights from one step to the end of the run.
+
+    Args:
+        weights (`Mapping[str, float]`): Token share of each source in the anneal.
+        start (`"decay"`, `int` or `float`, *optional*, defaults to `"decay"`): When it begins: with the decay of the
+            learning rate, after so many optimizer steps (`int`), or at a fraction of the run (`float` below 1).
+        ramp_fraction (`float`, *optional*, defaults to 0.0): Share of the anneal over which the weights move linearly.
+        name (`str`, *optional*, defaults to `"anneal"`): What the logs call the phase.
+
+    Raises:
+        UserError: If `start` is none of these.
+
+    Example:
+
+    ```python
+    >>> trainer = Trainer(model, args, train_dataset=mixture, data_collator=PretrainDataCollator(),
+    ...                   callbacks=[AnnealingMixCallback({"books": 0.6, "encyclopedic": 0.4})])
+    ```
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        start: str | int | float = "decay",
+        ramp_fraction: float = 0.0,
+        name: str = "anneal",
+    ) -> None:
+        super().__init__()
+        is_number = isinstance(start, (int, float)) and not isinstance(start, bool)
+        if start != "decay" and not (is_number and (start >= 0 if isinstance(start, int) else 0 <= start < 1)):
+            raise UserError(
+                f"AnnealingMixCallback: start = {start!r}; allowed are 'decay', a number of "
+                "steps, or a fraction from 0 to 1"
+            )
+        self.weights = dict(weights)
+        self.start = start
+        self.ramp_fraction = ramp_fraction
+        self.name = name
+        self.start_step: int | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Starts the phase in the mixture, before any sample is read.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        super().on_train_begin(args, state, control, **kwargs)
+        dataset = find_mixture(kwargs["train_dataloader"], type(self).__name__)
+        if self.start == "decay":
+            step = decay_start_step(kwargs["lr_scheduler"], state.max_steps)
+        elif isinstance(self.start, int):
+            step = self.start
+        else:
+            step = round(self.start * state.max_steps)
+        self.start_step = step
+        schedule = dataset.requested_schedule
+        dataset.set_schedule(
+            schedule.with_phase(self.name, step * global_batch(args), self.weights, self.ramp_fraction)
+        )

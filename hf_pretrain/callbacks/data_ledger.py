@@ -1,0 +1,106 @@
+"""`DataLedgerCallback`: what the run has read so far, per source, at every log line.
+
+Nothing is counted along the way: the numbers are computed from the schedule and the step, so a resumed run logs the
+same as one that never stopped.
+"""
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_pretrain.data.mixture import MixtureDataset
+from hf_pretrain.utils.errors import UserError
+
+
+def global_batch(args: TrainingArguments) -> int:
+    """Counts the sequences of one optimizer step over all processes.
+
+    Args:
+        args (`TrainingArguments`): The arguments.
+
+    Returns:
+        `int`: Micro-batch times accumulation times processes.
+    """
+    return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+
+def find_mixture(train_dataloader: Any, name: str) -> MixtureDataset:
+    """Reaches the mixture behind a trainer's data loader.
+
+    Args:
+        train_dataloader (`DataLoader`): What callbacks get from the Trainer.
+        name (`str`): Who asks, for the message.
+
+    Returns:
+        `MixtureDataset`: The dataset.
+
+    Raises:
+        UserError: If the Trainer reads another dataset, or reads this one in random order.
+    """
+    dataset = getattr(train_dataloader, "dataset", None)
+    if not isinstance(dataset, MixtureDataset):
+        raise UserError(
+            f"{name}: the train_dataset is a {type(dataset).__name__}; give a MixtureDataset, "
+            "whose mix follows a schedule"
+        )
+    batch_sampler = train_dataloader.batch_sampler
+    sampler = getattr(getattr(batch_sampler, "batch_sampler", batch_sampler), "sampler", None)
+    if "Random" in type(sampler).__name__:
+        raise UserError(
+            f"{name}: the Trainer reads the mixture in random order, which mixes its phases; set "
+            "train_sampling_strategy='sequential' (the samples are shuffled already)"
+        )
+    return dataset
+
+
+class DataLedgerCallback(TrainerCallback):
+    """Adds `data/<source>/tokens`, `data/<source>/share`, `data/<source>/epochs` and `data/phase` to the training
+    logs.
+
+    `tokens` and `share` count this run, `epochs` counts earlier stages as well. Works in any Trainer that reads a
+    [`~hf_pretrain.data.mixture.MixtureDataset`] sequentially.
+    """
+
+    def __init__(self) -> None:
+        self._dataset: MixtureDataset | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Binds the mixture of the Trainer.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        self._dataset = find_mixture(kwargs["train_dataloader"], type(self).__name__)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Adds the ledger to a training log line.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            logs (`dict`, *optional*): The line.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        if self._dataset is None or logs is None or "loss" not in logs:
+            return
+        samples = state.global_step * global_batch(args)
+        entries: dict[str, Any] = {"data/phase": self._dataset.schedule.phase_at(max(samples - 1, 0)).name}
+        for name, counts in self._dataset.consumed(samples).items():
+            entries.update({f"data/{name}/{key}": value for key, value in counts.items()})
+        logs.update(entries)
+        # The Trainer stored a copy of the line before it called us.
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            state.log_history[-1].update(entries)

@@ -1,0 +1,25 @@
+"""Training: a configuration in tokens, a Trainer made exact, checkpoints that are complete or absent, stages that
+follow on.
+
+Read first `pretrain_config.py` (what can be set), then `pretrain_trainer.py` (what differs from transformers'
+Trainer).
+
+| file | duty |
+|---|---|
+| `pretrain_config.py` | `PretrainConfig(TrainingArguments)`: budgets in tokens, pretraining defaults, checks |
+| `pretrain_trainer.py` | `PretrainTrainer(Trainer)`: order, schedule, held-out loss by tokens, records |
+| `default_callbacks.py` | the callbacks a configuration asks for |
+| `checkpoint.py` | atomic checkpoints with a manifest, the newest complete one, rotation |
+| `loaders.py` | data loaders that start at any sample and use no random numbers |
+| `run_log.py` | `log.jsonl` |
+| `stages.py` | the model and the moments a stage starts from |
+
+```python
+from hf_pretrain.trainer.pretrain_config import PretrainConfig
+from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
+
+args = PretrainConfig(output_dir="out", train_tokens=1_000_000, seq_length=256, global_batch_size=32)
+trainer = PretrainTrainer(model, args, train_dataset=mixture)
+trainer.train()  # and after an interrupt: trainer.train(resume_from_checkpoint=True)
+```
+"""

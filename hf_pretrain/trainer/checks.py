@@ -1,0 +1,121 @@
+"""What is checked before the first step: dataset and arguments agree, weights are fp32, a resumed run is the same
+run."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_pretrain.data.mixture import MixtureDataset
+from hf_pretrain.trainer.pretrain_config import PretrainConfig
+from hf_pretrain.utils.errors import UserError
+
+
+logger = logging.getLogger(__name__)
+
+# What a resumed run must share with the run it goes on from; another value is an explicit choice (`resume_changes`).
+SETTINGS = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "max_steps",
+    "schedule",
+    "warmup_steps",
+    "warmup_fraction",
+    "decay_fraction",
+    "decay_shape",
+    "min_lr_ratio",
+    "z_loss_coef",
+    "seq_length",
+    "sequences_per_step",
+    "seed",
+)
+
+
+def settings_of(args: PretrainConfig) -> dict[str, Any]:
+    """Collects the settings that a resumed run must share.
+
+    Args:
+        args (`PretrainConfig`): The arguments.
+
+    Returns:
+        `dict[str, Any]`: Plain JSON data.
+    """
+    return {name: getattr(args, name) for name in SETTINGS}
+
+
+def check_settings(args: PretrainConfig, saved: Mapping[str, Any], checkpoint: Path | None) -> None:
+    """Makes sure that a run goes on as it was begun.
+
+    Args:
+        args (`PretrainConfig`): The arguments now.
+        saved (`Mapping[str, Any]`): The settings in the checkpoint's manifest.
+        checkpoint (`Path`, *optional*): The checkpoint, for the message.
+
+    Raises:
+        UserError: If a setting differs that `resume_changes` does not name.
+    """
+    current = settings_of(args)
+    for name, value in saved.items():
+        if name in current and current[name] != value and name not in args.resume_changes:
+            raise UserError(
+                f"{name} = {current[name]!r}; {checkpoint} was trained with {value!r}: restore "
+                "it, or say that the change is "
+                f"meant with resume_changes: [{name}]"
+            )
+
+
+def check_dataset(dataset: Any, args: PretrainConfig) -> None:
+    """Makes sure that a mixture fits the arguments.
+
+    Args:
+        dataset (`Dataset`): The training data.
+        args (`PretrainConfig`): The arguments.
+
+    Raises:
+        UserError: If window lengths differ, the schedule is too short, or the sampler would shuffle.
+    """
+    if not isinstance(dataset, MixtureDataset):
+        return
+    if dataset.seq_length != args.seq_length:
+        raise UserError(
+            f"seq_length = {args.seq_length}; the dataset's windows have {dataset.seq_length} "
+            "tokens: give both the same"
+        )
+    needed = args.max_steps * args.sequences_per_step
+    if args.max_steps > 0 and len(dataset) < needed:
+        raise UserError(
+            f"max_steps = {args.max_steps}; {needed} samples are needed, the schedule has "
+            f"{len(dataset)}: make it as long as "
+            "the run"
+        )
+    if args.train_sampling_strategy != "sequential":
+        raise UserError(
+            f"train_sampling_strategy = {args.train_sampling_strategy!r}; the order is in the "
+            "dataset, so only 'sequential' keeps "
+            "its phases"
+        )
+
+
+def check_precision(model: Any) -> None:
+    """Warns where the weights themselves are half precision.
+
+    Args:
+        model (`Module`): The model.
+    """
+    half = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad} & {
+        torch.bfloat16,
+        torch.float16,
+    }
+    if half:
+        logger.warning(
+            "The model's weights are %s: updates smaller than half a unit in the last place are "
+            "lost (a weight of 1.0 never moves by "
+            "less than 0.4%% in bf16). Load with dtype=torch.float32 and set bf16=True.",
+            ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in half)),
+        )

@@ -1,0 +1,520 @@
+"""`PretrainTrainer`: transformers' `Trainer`, made exact for pretraining.
+
+What it adds, each piece in its own file: the global order of samples whatever the number of processes (`loaders`),
+learning rates by update with a warm first and an exact last step (`optim.schedules`), checkpoints that are complete or
+absent (`checkpoint`), held-out loss as a mean over tokens and not over batches, optimizer steps without labels that
+change nothing, the log and the data order on disk (`run_log`, `data.order`), and the callbacks a configuration asks
+for (`default_callbacks`). The training loop itself is the Trainer's.
+"""
+
+import contextlib
+import logging
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from hf_pretrain.callbacks.preemption import PreemptionCallback
+from hf_pretrain.data.collator import PretrainDataCollator
+from hf_pretrain.data.mixture import MixtureDataset
+from hf_pretrain.data.order import ORDER_FILE, DataOrder
+from hf_pretrain.evaluation.byte_lengths import token_byte_lengths
+from hf_pretrain.optim.param_groups import parameter_groups
+from hf_pretrain.optim.schedules import lr_lambda
+from hf_pretrain.trainer.checkpoint import (
+    check_free_space,
+    checkpoint_step,
+    discard_staging,
+    latest_complete_checkpoint,
+    publish_checkpoint,
+    read_manifest,
+    rotate_checkpoints,
+    staging_folder,
+    why_incomplete,
+)
+from hf_pretrain.trainer.checks import check_dataset, check_precision, check_settings, settings_of
+from hf_pretrain.trainer.default_callbacks import default_callbacks
+from hf_pretrain.trainer.held_out import HeldOutTotals
+from hf_pretrain.trainer.loaders import RankSlice, SampleRange, make_loader
+from hf_pretrain.trainer.pretrain_config import PretrainConfig
+from hf_pretrain.trainer.run_log import RunLog
+from hf_pretrain.trainer.stages import load_moments, load_strictly
+from hf_pretrain.utils.errors import UserError
+
+
+logger = logging.getLogger(__name__)
+
+
+class _RunRecords(TrainerCallback):
+    """What the trainer itself does at the loop's events; it comes after all other callbacks."""
+
+    def __init__(self, trainer: "PretrainTrainer") -> None:
+        self._trainer = trainer
+        self._order_is_written = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._order_is_written = False
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # By now every callback has had its say about the mixture.
+        if not self._order_is_written:
+            self._order_is_written = True
+            self._trainer.write_data_order()
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        if getattr(model.config, "router_bias_update_rate", None) is not None and hasattr(model, "update_router_bias"):
+            model.update_router_bias()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # A resumed loop counts its own batches from 0; the share of the run that is done comes from the step.
+        if isinstance(self._trainer.train_dataset, MixtureDataset):
+            state.epoch = state.global_step / state.max_steps
+
+
+class PretrainTrainer(Trainer):
+    """A `Trainer` for pretraining.
+
+    Args:
+        model (`PreTrainedModel`): A causal language model with fp32 weights.
+        args (`PretrainConfig`): The arguments.
+        train_dataset (`MixtureDataset`, *optional*): The mixture. Other map-style datasets work, without data order
+            and trace.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): Held-out windows, or one set a source.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The tokenizer, saved with every checkpoint; with it
+            evaluation reports bits per byte.
+        anneal_weights (`Mapping[str, float]`, *optional*): Mixture of the last part of the run.
+        callbacks (`list[TrainerCallback]`, *optional*): More callbacks. One of a class that the configuration would
+            add takes its place.
+        **kwargs: Other arguments of `Trainer`.
+
+    Raises:
+        UserError: If the arguments are no `PretrainConfig`, or dataset and arguments disagree.
+
+    Example:
+
+    ```python
+    >>> args = PretrainConfig(output_dir="out", train_tokens=1_000_000, seq_length=256, global_batch_size=32)
+    >>> trainer = PretrainTrainer(model, args, train_dataset=mixture)
+    >>> trainer.train()
+    ```
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: PretrainConfig,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        anneal_weights: Mapping[str, float] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(args, PretrainConfig):
+            raise UserError(f"args is a {type(args).__name__}; PretrainTrainer takes a PretrainConfig")
+        check_dataset(train_dataset, args)
+        check_precision(model)
+        own = list(callbacks or [])
+        given = {type(callback) for callback in own}
+        standard = default_callbacks(args, model, train_dataset, anneal_weights)
+        own = [callback for callback in standard if type(callback) not in given] + own
+        kwargs.setdefault("data_collator", PretrainDataCollator())
+        super().__init__(
+            model,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=own,
+            **kwargs,
+        )
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_RunRecords(self))
+        self.run_log = RunLog(args.record_dir or args.output_dir)
+        self.optimizer_checkpoint: Path | None = None
+        self.num_empty_steps = 0
+        self._empty_in_a_row = 0
+        self._step_is_empty = False
+        self._resume_step = 0
+        self._run_id = ""
+        self._log_is_open = False
+        self._byte_lengths: torch.Tensor | None = None
+
+    # ---- start and end of a run ----
+
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None, **kwargs: Any) -> Any:
+        """Trains, from the start or from a checkpoint.
+
+        Args:
+            resume_from_checkpoint (`str`, `Path` or `bool`, *optional*): A complete checkpoint, or `True` for the
+                newest complete one in `output_dir`.
+            **kwargs: Other arguments of `Trainer.train`.
+
+        Returns:
+            `TrainOutput`: Steps, mean training loss and metrics.
+
+        Raises:
+            UserError: If there is no complete checkpoint, or it is of a run with other settings.
+        """
+        checkpoint = self._resolve_checkpoint(resume_from_checkpoint)
+        self._resume_step = 0 if checkpoint is None else (checkpoint_step(checkpoint) or 0)
+        manifest = {} if checkpoint is None else (read_manifest(checkpoint) or {})
+        check_settings(self.args, manifest.get("settings", {}), checkpoint)
+        self._run_id = manifest.get("run_id") or self._shared_run_id()
+        self.num_empty_steps = manifest.get("num_empty_steps", 0)
+        self._empty_in_a_row = 0
+        self._log_is_open = False
+        if self.args.should_save and self.args.save_strategy != "no":
+            discard_staging(self.args.output_dir)
+            check_free_space(self.args.output_dir, self._checkpoint_bytes() * ((self.args.save_total_limit or 1) + 1))
+        try:
+            return super().train(None if checkpoint is None else str(checkpoint), **kwargs)
+        finally:
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, PreemptionCallback):
+                    callback.restore_handlers()
+
+    @property
+    def interrupted_by(self) -> int | None:
+        """Number of the signal that stopped the last `train()`, or `None`."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, PreemptionCallback):
+                return callback.signal_number
+        return None
+
+    def _resolve_checkpoint(self, choice: str | Path | bool | None) -> Path | None:
+        if choice is None or choice is False:
+            return None
+        if choice is True:
+            found = latest_complete_checkpoint(self.args.output_dir)
+            if found is None:
+                raise UserError(f"output_dir = {self.args.output_dir}; there is no complete checkpoint to go on from")
+            return found
+        fault = why_incomplete(choice)
+        if fault is not None:
+            raise UserError(f"resume_from_checkpoint = {choice}; {fault}: choose a complete checkpoint")
+        return Path(choice)
+
+    def _shared_run_id(self) -> str:
+        ids = [uuid.uuid4().hex[:12]]
+        if self.args.world_size > 1:
+            torch.distributed.broadcast_object_list(ids)
+        return ids[0]
+
+    def _checkpoint_bytes(self) -> int:
+        # Weights and two Adam moments; the rest is small.
+        parameters = self.accelerator.unwrap_model(self.model).parameters()
+        return sum(3 * parameter.numel() * parameter.element_size() for parameter in parameters)
+
+    def write_data_order(self) -> None:
+        """Writes `data_order.json`, joined with that of the run it goes on from.
+
+        Raises:
+            UserError: If the resumed run would have read other samples in the steps already made.
+        """
+        dataset = self.train_dataset
+        if not isinstance(dataset, MixtureDataset):
+            return
+        order = DataOrder.of(dataset, self.args.sequences_per_step)
+        folder = Path(self.args.record_dir or self.args.output_dir)
+        if self._resume_step and (folder / ORDER_FILE).is_file():
+            order = DataOrder.read(folder).continued_by(order, self._resume_step)
+        if self.args.should_save:
+            order.write(folder)
+
+    # ---- data ----
+
+    def get_train_dataloader(self) -> Any:
+        """Makes the loader of training batches, beginning at the first sample not yet read.
+
+        Returns:
+            `DataLoader`: Prepared by accelerate: each process gets its part of every global batch.
+        """
+        dataset = self.train_dataset
+        if not isinstance(dataset, MixtureDataset):
+            return super().get_train_dataloader()
+        start = self._resume_step * self.args.sequences_per_step
+        collator = self.data_collator
+        if type(collator) is PretrainDataCollator:
+            collator = PretrainDataCollator(count_targets=True)
+        loader = make_loader(
+            dataset,
+            self.args.seed,
+            sampler=SampleRange(len(dataset), start),
+            batch_size=self._train_batch_size,
+            collate_fn=collator,
+            num_workers=self.args.dataloader_num_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+        )
+        return self.accelerator.prepare(loader)
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
+        """Collects the micro-batches of one optimizer step and counts their targets.
+
+        Args:
+            epoch_iterator (`Iterator`): Micro-batches.
+            num_batches (`int`): How many.
+            device (`torch.device`): Where the count goes.
+
+        Returns:
+            `tuple[list, Any]`: The micro-batches and the number of targets over all processes.
+
+        Raises:
+            UserError: If too many steps in a row have no target.
+        """
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        local = [batch.pop("num_targets", None) for batch in batches]
+        # Reading the global count stops the device's queue; it can only be zero where the local one is.
+        known_zero = bool(batches) and (None in local or sum(local) == 0)
+        self._step_is_empty = known_zero and num_items is not None and int(num_items) == 0
+        if self._step_is_empty:
+            self.num_empty_steps += 1
+            self._empty_in_a_row += 1
+            step = self.state.global_step + 1
+            logger.warning(
+                "Step %d holds no label (%d such steps so far): nothing is updated", step, self.num_empty_steps
+            )
+            if self._empty_in_a_row >= self.args.empty_step_limit:
+                raise UserError(
+                    f"{self._empty_in_a_row} optimizer steps in a row up to step {step} hold no "
+                    "label; look at the data with "
+                    f"`hf-pretrain trace`, or raise empty_step_limit = {self.args.empty_step_limit}"
+                )
+        elif batches:
+            self._empty_in_a_row = 0
+        return batches, num_items
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Makes one forward and backward pass; none where the whole optimizer step has no target.
+
+        Without gradients the optimizer leaves weights and moments bit by bit as they are. The learning rate stays a
+        function of the step.
+
+        Args:
+            model (`Module`): The model, wrapped as the Trainer trains it.
+            inputs (`dict`): One micro-batch.
+            num_items_in_batch (`Tensor` or `int`, *optional*): Targets of the optimizer step over all processes.
+
+        Returns:
+            `Tensor`: The detached loss, a share of the step's.
+        """
+        if self._step_is_empty:
+            return torch.zeros((), device=self.args.device)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    # ---- optimizer ----
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Names the parameters that weight decay acts on: matrices, but no norms, biases or embeddings.
+
+        Args:
+            model (`Module`): The model.
+
+        Returns:
+            `list[str]`: Names of parameters.
+        """
+        groups = parameter_groups(model, weight_decay=1.0)
+        return [name for group in groups if group["weight_decay"] for name in group["names"]]
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Makes the optimizer, with the moments of an earlier stage where `optimizer_checkpoint` names one.
+
+        Args:
+            model (`Module`, *optional*): The model whose parameters it gets.
+
+        Returns:
+            `Optimizer`: The optimizer.
+        """
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self.optimizer_checkpoint is not None and not self._resume_step:
+            load_moments(optimizer, self.optimizer_checkpoint)
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Makes the learning-rate schedule.
+
+        Args:
+            num_training_steps (`int`): Updates of the run.
+            optimizer (`Optimizer`, *optional*): The optimizer.
+
+        Returns:
+            `LambdaLR`: The schedule.
+
+        Raises:
+            UserError: If warm-up and decay do not fit into the run.
+        """
+        if self.lr_scheduler is None:
+            args = self.args
+            decay = round(args.decay_fraction * num_training_steps) if args.schedule == "wsd" else None
+            factor = lr_lambda(
+                args.schedule,
+                num_training_steps,
+                num_warmup_steps=args.warmup_updates(num_training_steps),
+                num_decay_steps=decay,
+                min_lr_ratio=args.min_lr_ratio,
+                decay_type=args.decay_shape,
+            )
+            self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, factor)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    # ---- evaluation ----
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Computes the held-out loss as a mean over tokens, the same for every batch size and number of processes.
+
+        Args:
+            dataloader (`DataLoader`): Held-out batches.
+            description (`str`): What the log calls it.
+            prediction_loss_only (`bool`, *optional*): Where it is false, the Trainer's own loop is used, which gathers
+                predictions.
+            ignore_keys (`list[str]`, *optional*): Outputs not gathered.
+            metric_key_prefix (`str`, *optional*, defaults to `"eval"`): First part of the metrics' names.
+
+        Returns:
+            `EvalLoopOutput`: With `<prefix>_loss`, `<prefix>_tokens`, and `eval_bits_per_byte/<source>` where the
+            tokenizer is known.
+        """
+        dataset = getattr(dataloader, "dataset", None)
+        if not prediction_loss_only or not hasattr(dataset, "__getitem__"):
+            return super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        model = self._wrap_model(self.model, training=False)
+        if not self.accelerator._models and model is self.model:
+            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        model.eval()
+        loader = make_loader(
+            RankSlice(dataset, self.args.process_index, self.args.world_size),
+            self.args.seed,
+            batch_size=self.args.eval_batch_size,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+        )
+        totals = HeldOutTotals(self.args.device, self._token_bytes())
+        for batch in loader:
+            with self.compute_loss_context_manager():
+                totals.add(model, self._prepare_inputs(batch), self.model_accepts_loss_kwargs)
+            self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
+        metrics = totals.metrics(metric_key_prefix, self.args.world_size)
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=len(dataset))
+
+    def _token_bytes(self) -> torch.Tensor | None:
+        if self.processing_class is None:
+            return None
+        if self._byte_lengths is None:
+            try:
+                lengths = token_byte_lengths(self.processing_class)
+            except UserError as error:
+                logger.info("No bits per byte: %s", error)
+                lengths = []
+            self._byte_lengths = torch.as_tensor(lengths, device=self.args.device)
+        return self._byte_lengths if len(self._byte_lengths) else None
+
+    # ---- records ----
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Logs a line, and writes it with what the callbacks added to `log.jsonl`.
+
+        Args:
+            logs (`dict[str, float]`): The values.
+            start_time (`float`, *optional*): When training began.
+        """
+        super().log(logs, start_time)
+        entry = self.state.log_history[-1]
+        entry.update({key: value for key, value in logs.items() if key not in entry})
+        if not self.is_world_process_zero():
+            return
+        if self._log_is_open:
+            self.run_log.append(entry)
+        else:
+            self._log_is_open = True
+            self.run_log.restart(self.state.log_history)
+
+    # ---- checkpoints ----
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        target = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        staging = staging_folder(target)
+        if self.is_world_process_zero():
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        self.store_flos()
+        try:
+            self.save_model(str(staging), _internal_call=True)
+            if not self.args.save_only_model:
+                self._save_optimizer_and_scheduler(str(staging))
+                self._save_scaler(str(staging))
+                self._save_rng_state(str(staging))
+            if self.args.should_save:
+                self._collect_callback_states()
+                if self.state.best_global_step:
+                    best = target.parent / f"checkpoint-{self.state.best_global_step}"
+                    if best == target or best.exists():
+                        self.state.best_model_checkpoint = str(best)
+                self.state.save_to_json(str(staging / "trainer_state.json"))
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                publish_checkpoint(
+                    target,
+                    self._run_id,
+                    samples=self.state.global_step * self.args.sequences_per_step,
+                    settings=settings_of(self.args),
+                    num_empty_steps=self.num_empty_steps,
+                )
+        except BaseException:
+            # The older checkpoints are whole; a half-written one must not take their room on a full disk.
+            with contextlib.suppress(OSError):
+                shutil.rmtree(staging)
+            raise
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(target))
+        if self.is_world_process_zero():
+            protected = [target, self.state.best_model_checkpoint]
+            rotate_checkpoints(target.parent, self._run_id, self.args.save_total_limit, protected)
+
+    def _collect_callback_states(self) -> None:
+        states: dict[str, Any] = {}
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if not isinstance(callback, ExportableState):
+                continue
+            name, state = type(callback).__name__, callback.state()
+            if name not in states:
+                states[name] = state
+            elif isinstance(states[name], list):
+                states[name].append(state)
+            else:
+                states[name] = [states[name], state]
+        self.state.stateful_callbacks = states
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled or not load_strictly(self.model, resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
