@@ -32,7 +32,7 @@ class InstructionConfig:
 
     Args:
         name (`str`): Its name.
-        path (`str`, *optional*, defaults to `"sample"`): A JSONL file, or `"sample"` for the one of the sample crawl.
+        path (`str`, *optional*, defaults to `"sample"`): A JSONL file, or `"sample"` for the sample's of that name.
     """
 
     name: str

@@ -10,11 +10,13 @@ both. Every step is a folder of its own (`stage.py`), its documents are JSONL by
 are counted (`funnel.py`).
 """
 
+import json
 import logging
 import os
 import shutil
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,16 @@ from typing import Any
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
-from hf_pretrain.corpus.config import CorpusConfig
+from hf_pretrain.corpus.config import CorpusConfig, InstructionConfig
 from hf_pretrain.corpus.config_ingest import SourceConfig
 from hf_pretrain.corpus.contamination.index import ContaminationIndex
-from hf_pretrain.corpus.contamination.report import benchmark_items, contamination_report, read_rows
+from hf_pretrain.corpus.contamination.report import (
+    BenchmarkConfig,
+    benchmark_items,
+    contamination_report,
+    item_id_of,
+    read_rows,
+)
 from hf_pretrain.corpus.contamination.steps import DecontaminationFilter
 from hf_pretrain.corpus.dedup.steps import ExactDeduplication, NearDuplicateRemoval
 from hf_pretrain.corpus.documents import DocumentReader, DocumentWriter, count_rows, document_files, read_documents
@@ -35,6 +43,7 @@ from hf_pretrain.corpus.filters.pii import PIIFormatter
 from hf_pretrain.corpus.funnel import Counted, ReasonCapture, build_funnel, merge_rows
 from hf_pretrain.corpus.ingest.extraction import build_extractor
 from hf_pretrain.corpus.ingest.language import LanguageStep
+from hf_pretrain.corpus.ingest.sample import build_sample
 from hf_pretrain.corpus.ingest.sources import build_reader, list_files, resolve_source
 from hf_pretrain.corpus.shards.tokenizer import load_tokenizer, sample_texts, save_tokenizer, train_tokenizer
 from hf_pretrain.corpus.shards.writing import write_token_shards
@@ -42,13 +51,10 @@ from hf_pretrain.corpus.stage import StepResult, StepRunner, corpus_lock, run_pi
 from hf_pretrain.utils.atomic import atomic_directory, read_json, read_jsonl, write_json
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.fingerprint import fingerprint_files
+from hf_pretrain.utils.naming import unknown_name_message
 
 
 logger = logging.getLogger(__name__)
-
-# Names of the sample crawl's files, see `ingest/sample.py`.
-SAMPLE_BENCHMARK = "benchmark.jsonl"
-SAMPLE_INSTRUCTIONS = "instructions.jsonl"
 
 
 def build_corpus(config: CorpusConfig, out_dir: str | os.PathLike) -> dict[str, Any]:
@@ -107,7 +113,9 @@ class _CorpusBuilder:
         config = self.config
         sources_from_files(config)  # a missing file is an error before the first step
         if config.uses_sample:
-            self.sample = self.runner.run("sample", config.sample, [], self._build_sample)
+            self.sample = self.runner.run(
+                "sample", [config.sample.seed, config.sample.scale, sys.version], [], self._build_sample
+            )
         documents = self._ingest()
         documents = self._filter(documents)
         if config.dedup.exact:
@@ -126,17 +134,23 @@ class _CorpusBuilder:
     # The steps.
 
     def _build_sample(self, folder: Path) -> dict[str, Any]:
-        from hf_pretrain.corpus.ingest.sample import build_sample
-
-        manifest = build_sample(folder / "crawl", self.config.sample)
-        return {"sample": manifest}
+        settings = self.config.sample
+        manifest = build_sample(folder / "crawl", settings.cache_dir, settings.seed, settings.scale)
+        return {"sample": manifest.fingerprint}
 
     @property
     def _sample_dir(self) -> Path | None:
         return self.sample.folder / "crawl" if self.sample else None
 
-    def _path_of(self, path: str, sample_name: str) -> Path:
-        return self._sample_dir / sample_name if path == "sample" else Path(path)
+    def _path_of(self, item: BenchmarkConfig | InstructionConfig) -> Path:
+        if item.path != "sample":
+            return Path(item.path)
+        folder = self._sample_dir / ("benchmarks" if isinstance(item, BenchmarkConfig) else "sft")
+        path = folder / f"{item.name}.jsonl.gz"
+        if not path.is_file():
+            known = [file.name.removesuffix(".jsonl.gz") for file in folder.glob("*.jsonl.gz")]
+            raise UserError(f"path = 'sample': {unknown_name_message(folder.name + ' file', item.name, known)}")
+        return path
 
     def _ingest(self) -> StepResult:
         config = self.config
@@ -211,7 +225,7 @@ class _CorpusBuilder:
 
     def _decontaminate(self, documents: StepResult) -> StepResult:
         config = self.config
-        paths = [self._path_of(item.path, SAMPLE_BENCHMARK) for item in config.benchmarks]
+        paths = [self._path_of(item) for item in config.benchmarks]
         own = [path for item, path in zip(config.benchmarks, paths, strict=True) if item.path != "sample"]
         inputs = [documents, fingerprint_files(own), *([self.sample] if self.sample else [])]
 
@@ -378,13 +392,15 @@ class _CorpusBuilder:
         _publish_folder(tokens.folder / "tokens", self.out_dir / "tokens")
         with atomic_directory(self.out_dir / "benchmarks") as staging:
             for item in config.benchmarks:
-                shutil.copyfile(self._path_of(item.path, SAMPLE_BENCHMARK), staging / f"{item.name}.jsonl")
+                rows = read_rows(self._path_of(item), f"benchmark {item.name!r}")
+                # The id under which the report names an item is the id that readers of the copy find.
+                named = ({**row, "id": item_id_of(item, row, number)} for number, row in enumerate(rows, 1))
+                _write_jsonl(staging / f"{item.name}.jsonl", named)
         instruction_rows = {}
         with atomic_directory(self.out_dir / "sft") as staging:
             for item in config.instructions:
-                path = self._path_of(item.path, SAMPLE_INSTRUCTIONS)
-                instruction_rows[item.name] = sum(1 for _ in read_rows(path, f"instructions {item.name!r}"))
-                shutil.copyfile(path, staging / f"{item.name}.jsonl")
+                rows = read_rows(self._path_of(item), f"instructions {item.name!r}")
+                instruction_rows[item.name] = _write_jsonl(staging / f"{item.name}.jsonl", rows)
         report = None
         if contamination is not None:
             _publish_folder(contamination.folder / "index", self.out_dir / "contamination_index")
@@ -411,6 +427,15 @@ def _rows_of(result: StepResult, source: str) -> int:
 
 def _total(value: Any) -> int:
     return int(value["total"] if isinstance(value, dict) else value)
+
+
+def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    with open(path, "w", encoding="utf-8") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count
 
 
 def _publish_folder(source: Path, target: Path) -> None:

@@ -34,12 +34,13 @@ class WordHashes:
     Args:
         hashes (`np.ndarray`): Hash of every word, `uint64`, text after text.
         ends (`np.ndarray`): For each text, the index after its last word, `int64`.
-        numeric (`np.ndarray`): For each word, whether it consists of digits alone, `bool`.
+        weak (`np.ndarray`): For each word, whether it says nothing by itself, `bool`: digits alone, or a single letter
+            of a script with spaces.
     """
 
     hashes: np.ndarray
     ends: np.ndarray
-    numeric: np.ndarray
+    weak: np.ndarray
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -143,8 +144,8 @@ def hash_words(
         parts.append(_SEPARATOR)
     codes = np.concatenate(parts) if parts else np.empty(0, np.uint32)
     char_ends = np.cumsum(lengths)
-    hashes, starts, numeric = _words_of(codes, numbers == "mask")
-    return WordHashes(hashes, np.searchsorted(starts, char_ends).astype(np.int64), numeric)
+    hashes, starts, weak = _words_of(codes, numbers == "mask")
+    return WordHashes(hashes, np.searchsorted(starts, char_ends).astype(np.int64), weak)
 
 
 _SEPARATOR = np.zeros(1, np.uint32)
@@ -167,7 +168,7 @@ def _codes_of(text: str, strip_accents: bool) -> np.ndarray:
 
 
 def _words_of(codes: np.ndarray, mask_numbers: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Word hashes, the character index where each word starts, and whether each word is a number."""
+    """Word hashes, the character index where each word starts, and whether each word is weak."""
     if not len(codes):
         return np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, bool)
     inside = codes != 0
@@ -180,7 +181,8 @@ def _words_of(codes: np.ndarray, mask_numbers: bool) -> tuple[np.ndarray, np.nda
     stops = np.flatnonzero(ends_here) + 1
     digit = (codes >= 48) & (codes <= 57)
     digit_sums = np.concatenate([[0], np.cumsum(digit)])
-    numeric = (digit_sums[stops] - digit_sums[starts]) == (stops - starts)
+    weak = (digit_sums[stops] - digit_sums[starts]) == (stops - starts)
+    weak |= (stops - starts == 1) & ~single[starts]
     if mask_numbers:
         codes = np.where(digit, np.uint32(48), codes)
     hashes = np.empty(len(starts), np.uint64)
@@ -191,7 +193,7 @@ def _words_of(codes: np.ndarray, mask_numbers: bool) -> tuple[np.ndarray, np.nda
         last = max(last, first + 1)  # a single word longer than a block goes through whole
         _hash_block(codes, starts[first:last], stops[first:last], hashes[first:last])
         first = last
-    return mix64(hashes), starts, numeric
+    return mix64(hashes), starts, weak
 
 
 def _hash_block(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray, out: np.ndarray) -> None:

@@ -80,7 +80,7 @@ def _config(spec: StageSpec) -> "CorpusConfig":
 
 
 def _keep_steps(spec: StageSpec) -> None:
-    """Takes the steps of the stage's previous folder over: their names hold fingerprints, so only valid ones are used."""
+    """Takes over the steps of the previous folder: their names hold fingerprints, so only valid ones are used."""
     previous = spec.run_dir / f"{spec.name}.previous" / "steps"
     current = spec.stage_dir / "steps"
     if previous.is_dir() and not current.exists():

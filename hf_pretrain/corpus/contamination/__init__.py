@@ -10,9 +10,9 @@ coverage.
 
 An item is contaminated by a text when 13 words in a row agree, or half of its words lie in shared 8-grams (items of 20
 words or more), or the whole item stands in the text (shorter items). Case, punctuation, line breaks, full-width
-letters, HTML entities and invisible characters make no difference; n-grams of numbers alone do not count. Items too
-short to say anything are counted as `unchecked`. An index without items, and settings that differ from the index's,
-are errors: a report of "nothing found" always means that something was searched for.
+letters, HTML entities and invisible characters make no difference; n-grams of numbers and single letters alone do not
+count. Items too short to say anything are counted as `unchecked`. An index without items, and settings that differ
+from the index's, are errors: a report of "nothing found" always means that something was searched for.
 
 Example:
 

@@ -1,9 +1,9 @@
 """The index of benchmark items, and the search of a text for them.
 
-Items are word sequences (see `word_hashes`: NFKC, entities resolved, invisible characters, case and punctuation
-gone). Each n-gram of an item that is not numbers alone is stored with its item and position. A text's n-grams are
-looked up by a bitmap, then by binary search, then measured by `matching`. Items shorter than an n-gram are found as
-whole sequences.
+Items are word sequences (see `word_hashes`: NFKC, entities resolved, invisible characters, case and punctuation gone).
+Each n-gram of an item is stored with its item and position, unless it consists of numbers and single letters alone. A
+text's n-grams are looked up by a bitmap, then by binary search, then measured by `matching`. Items shorter than an
+n-gram are found as whole sequences.
 """
 
 import functools
@@ -21,7 +21,7 @@ from hf_pretrain.utils.fingerprint import fingerprint
 
 
 _BITMAP_BITS = 22
-_NORMALIZATION = "unescape+nfkc+lower+words/1"
+_NORMALIZATION = "unescape+nfkc+lower+words/2"
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,14 @@ class ContaminationIndex:
         for index, item in enumerate(given):
             start, stop = words.bounds(index)
             count = stop - start
-            numeric = words.numeric[start:stop]
-            checked = count >= settings.min_item_words and not numeric.all()
+            weak = words.weak[start:stop]
+            checked = count >= settings.min_item_words and not weak.all()
             if checked and count < size:
                 short_keys.append(int(ngram_hashes(words.of(index), count)[0]))
                 short_items.append(index)
                 short_sizes.append(count)
             elif checked:
-                useful = _with_letters(numeric, size)
+                useful = _with_letters(weak, size)
                 keys.append(ngram_hashes(words.of(index), size)[useful])
                 positions.append(useful)
                 owners.append(np.full(len(useful), index, np.int64))
@@ -323,7 +323,7 @@ class ContaminationIndex:
 
     @functools.cached_property
     def _longest_possible(self) -> np.ndarray:
-        """For each item the longest run that any text can reach: number n-grams are not in the index."""
+        """For each item the longest run that any text can reach: n-grams of numbers are not in the index."""
         possible = np.zeros(len(self.items), np.int64)
         owners, positions = self._arrays["items"], self._arrays["positions"]
         order = np.lexsort((positions, owners))
@@ -364,9 +364,9 @@ def _words(texts: Sequence[str]) -> WordHashes:
     return hash_words(texts, unescape=True)
 
 
-def _with_letters(numeric: np.ndarray, size: int) -> np.ndarray:
-    """Positions of the n-grams in which not every word is a number."""
-    sums = np.concatenate([[0], np.cumsum(numeric)])
+def _with_letters(weak: np.ndarray, size: int) -> np.ndarray:
+    """Positions of the n-grams in which not every word is a number or a single letter."""
+    sums = np.concatenate([[0], np.cumsum(weak)])
     return np.flatnonzero(sums[size:] - sums[:-size] < size)
 
 

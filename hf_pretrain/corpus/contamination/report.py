@@ -10,7 +10,9 @@ every found item in which documents (id, url, source) and how much of it. It is 
 `items` lists the contaminated ones alone; every other checked item of a benchmark is clean.
 """
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +28,7 @@ class BenchmarkConfig:
 
     Args:
         name (`str`): Its name; the copy is `benchmarks/<name>.jsonl`.
-        path (`str`, *optional*, defaults to `"sample"`): A JSONL file, or `"sample"` for the one of the sample crawl.
+        path (`str`, *optional*, defaults to `"sample"`): A JSONL file, or `"sample"` for the sample's of that name.
         fields (`list[str]`, *optional*, defaults to `["question"]`): Fields whose texts must not be in the corpus.
         id_key (`str`, *optional*, defaults to `"id"`): Field with the id of an item; without it the row number is
             used.
@@ -51,7 +53,7 @@ class BenchmarkConfig:
 
 
 def read_rows(path: str | Path, what: str) -> Iterator[dict[str, Any]]:
-    """Reads a JSONL file of objects and names the line where it is broken.
+    """Reads a JSONL file of objects, plain or gzip, and names the line where it is broken.
 
     Args:
         path (`str` or `Path`): The file.
@@ -64,8 +66,9 @@ def read_rows(path: str | Path, what: str) -> Iterator[dict[str, Any]]:
         UserError: If the file is missing, no text, or a line is no JSON object.
     """
     number = 0
+    opened = gzip.open if str(path).endswith(".gz") else open
     try:
-        with open(path, encoding="utf-8") as stream:
+        with opened(path, "rt", encoding="utf-8") as stream:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     row = json.loads(line)
@@ -78,6 +81,8 @@ def read_rows(path: str | Path, what: str) -> Iterator[dict[str, Any]]:
         raise UserError(f"{what}: {path} is no file; correct its path.") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{what}: {path} is no UTF-8 text after line {number}.") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{what}: {path} is damaged or cut off after line {number} ({error}).") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{what}: {path}, line {number} is no JSON ({error.msg}).") from error
 
@@ -97,7 +102,7 @@ def benchmark_items(config: BenchmarkConfig, path: str | Path) -> list[Benchmark
     """
     items = []
     for number, row in enumerate(read_rows(path, f"benchmark {config.name!r}"), 1):
-        item_id = str(row.get(config.id_key, number))
+        item_id = item_id_of(config, row, number)
         present = [name for name in config.fields if isinstance(row.get(name), (str, list)) and row[name]]
         if not present:
             raise UserError(
@@ -112,6 +117,20 @@ def benchmark_items(config: BenchmarkConfig, path: str | Path) -> list[Benchmark
     if not items:
         raise UserError(f"benchmark {config.name!r}: {path} has no rows.")
     return items
+
+
+def item_id_of(config: BenchmarkConfig, row: dict[str, Any], number: int) -> str:
+    """The id of an item: its `id_key`, else its `item_id`, else its row number.
+
+    Args:
+        config (`BenchmarkConfig`): The benchmark.
+        row (`dict`): The item.
+        number (`int`): Its row, from 1.
+
+    Returns:
+        `str`: The id.
+    """
+    return str(row.get(config.id_key, row.get("item_id", number)))
 
 
 def match_record(document_id: str, url: str | None, source: str, match: Match) -> dict[str, Any]:
