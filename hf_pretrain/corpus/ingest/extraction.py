@@ -100,12 +100,13 @@ class HtmlExtractor(PipelineStep):
         """
 
     def _checked(self, html: str) -> tuple[str, str | None]:
-        if len(html.encode("utf-8", "surrogatepass")) > self.config.max_html_bytes:
+        data = html.encode("utf-8", "replace")  # parsers refuse lone surrogates
+        if len(data) > self.config.max_html_bytes:
             return "", "too_large"
         if _depth(html) > MAX_DEPTH:
             return "", "too_deep"
         try:
-            text = self.extract(html).strip()
+            text = self.extract(data.decode()).strip()
         except (ValueError, RuntimeError, RecursionError):
             return "", "parse_error"
         if not text:

@@ -3,10 +3,10 @@
 Five small packages (see `packages.py`) and the running interpreter's standard library give web pages as a WARC, books,
 encyclopedic leads in three languages, how-to texts and code, with all that a crawl brings along: navigation, other
 languages, error pages, exact and near duplicates, and leaked benchmark items. The same seed, scale and interpreter
-give the same bytes. Duplicates that the material has by nature: Milton's works lie twice in their package (exact),
-`os.path` and `posixpath` render to nearly the same page, `ntpath` is close; C modules and their Python twins are near;
-plays in folio and in modern spelling are the same work but no duplicates. A few pages are mirrored under a second
-address on purpose.
+give the same bytes. Duplicates that the material has by nature: seven of Milton's works lie twice in their package
+(exact, `areopagitica` is always taken), `os.path` and `posixpath` render to the same page and `ntpath` to a near one,
+C modules and their Python twins are near; plays in folio and in modern spelling are the same work but no duplicates
+(`hamlet` is always taken). Some pages are mirrored under a second address on purpose.
 """
 
 from __future__ import annotations
