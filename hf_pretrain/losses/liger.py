@@ -60,7 +60,7 @@ def liger_causal_lm_loss(
     ignore_index: int = IGNORE_INDEX,
     shift_labels: torch.Tensor | None = None,
 ) -> LossOutput:
-    """[`~losses.causal_lm.causal_lm_loss`] by Liger's kernel. `z_loss_coef` is compiled in: do not change it every step.
+    """[`~losses.causal_lm.causal_lm_loss`] by Liger's kernel; `z_loss_coef` is compiled in: do not vary it.
 
     Args:
         hidden_states (`torch.Tensor` of shape `(..., sequence, hidden)`): Input of the head.

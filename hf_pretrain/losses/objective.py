@@ -92,10 +92,18 @@ class CausalLMObjective:
         self._model = model
 
     def detach(self) -> None:
-        """Puts the model's own loss back; does nothing if not attached."""
+        """Puts the model's own loss back; does nothing if not attached. Objectives may be detached in any order."""
         model, self._model = self._model, None
         if model is None:
             return
+        current = vars(model).get("_loss_function")
+        while isinstance(current, CausalLMObjective) and current is not self:
+            if current._before.get("_loss_function") is self:
+                current._before = self._before  # attached over this one: it shall put back what this one found
+                return
+            current = current._before.get("_loss_function")
+        if current is not self:
+            return  # someone else has replaced it since
         for name in ("_loss_function", "loss_type"):
             if name in self._before:
                 setattr(model, name, self._before[name])

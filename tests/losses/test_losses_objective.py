@@ -110,6 +110,19 @@ def test_detach_leaves_no_trace_and_copies_work():
     assert vars(model).keys() == before.keys() and model.loss_type == before["loss_type"]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_objectives_can_be_detached_in_any_order(order):
+    model = tiny()
+    pair = [CausalLMObjective(), CausalLMObjective(z_loss_coef=1e-4)]
+    for one in pair:
+        one.attach(model)
+    assert model.loss_function is pair[1]
+    pair[order[0]].detach()
+    assert model.loss_function is pair[order[1]]
+    pair[order[1]].detach()
+    assert "_loss_function" not in vars(model) and model.loss_type == "ForCausalLM"
+
+
 def test_attach_makes_any_class_name_count_shifted_targets():
     """Bugs L3: transformers takes the loss type from the class name; a free name has none."""
 
