@@ -127,3 +127,28 @@ def tiny_tokenizer(vocab_size: int = 64):
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>")
+
+
+def write_corpus_stage(run_dir: str | Path, sources: Sequence[str] = ("web", "books"), documents: int = 150) -> Path:
+    """Writes the folder a corpus stage leaves: tokenizer, train and validation tokens of some sources.
+
+    Args:
+        run_dir (`str` or `Path`): The run folder; the stage is `1_corpus` in it, with a manifest that says done.
+        sources (`Sequence[str]`, *optional*, defaults to `("web", "books")`): Names of the sources.
+        documents (`int`, *optional*, defaults to 150): Training documents of each source.
+
+    Returns:
+        `Path`: The stage's folder.
+    """
+    from hf_pretrain.utils.manifest import StepManifest
+
+    stage = Path(run_dir) / "1_corpus"
+    for seed, name in enumerate(sources):
+        for split, count in (("train", documents), ("validation", 12)):
+            folder = stage / "tokens" / split / name
+            write_token_folder(
+                folder, name, markov_documents(count, seed=seed + 100 * (split != "train")), split=split
+            )
+    tiny_tokenizer().save_pretrained(stage / "tokenizer")
+    StepManifest(stage / "stage.json", "0" * 16).start().finish(1.0)
+    return stage

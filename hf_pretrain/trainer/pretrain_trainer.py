@@ -237,6 +237,9 @@ class PretrainTrainer(Trainer):
             order = DataOrder.read(folder).continued_by(order, self._resume_step)
         if self.args.should_save:
             order.write(folder)
+            for plan in dataset.plan():
+                held = f"{plan.epochs:.2f} epochs of the {plan.unique_tokens:,} it holds"
+                logger.info("%s: %s tokens planned, %s", plan.name, f"{plan.tokens:,}", held)
 
     # ---- data ----
 

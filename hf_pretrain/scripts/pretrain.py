@@ -1,0 +1,95 @@
+"""`hf-pretrain pretrain`: one training stage. Pretrain, anneal and long context are the same verb with another YAML.
+
+Writes `model/`, `checkpoints/`, `log.jsonl` and `data_order.json` into the stage's folder and records the facts. A run
+that was interrupted goes on from its newest complete checkpoint. Distributed:
+
+    accelerate launch --config_file recipes/accelerate_configs/ddp.yaml -m hf_pretrain.scripts.pretrain --config F
+    torchrun --nproc_per_node 2 -m hf_pretrain.scripts.pretrain --config F
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_pretrain.scripts.execution import is_main_process, stage_main
+from hf_pretrain.scripts.recipe import StageSpec
+from hf_pretrain.utils.errors import Interrupted, UserError
+from hf_pretrain.utils.facts import Facts
+
+
+if TYPE_CHECKING:
+    from hf_pretrain.trainer.pretrain_config import PretrainConfig
+    from hf_pretrain.trainer.stage_options import StageOptions
+
+logger = logging.getLogger(__name__)
+
+
+def check(spec: StageSpec) -> None:
+    """Validates a pretrain stage's file; no input needs to exist.
+
+    Args:
+        spec (`StageSpec`): The stage.
+
+    Raises:
+        UserError: If a key is unknown, or a value has the wrong type or range.
+    """
+    _options(spec)
+
+
+def run(spec: StageSpec) -> None:
+    """Trains in the stage's folder and records the facts.
+
+    Args:
+        spec (`StageSpec`): The stage.
+
+    Raises:
+        UserError: If corpus or model are missing or do not fit.
+        Interrupted: If a signal stopped the training; a complete checkpoint was saved before.
+    """
+    from hf_pretrain.trainer.checkpoint import latest_complete_checkpoint
+    from hf_pretrain.trainer.stage_run import StageRun
+
+    options, args = _options(spec)
+    corpus = spec.resolve(options.corpus)
+    if not isinstance(corpus, Path):
+        raise UserError(f"corpus = {options.corpus}; there is no such stage or folder.")
+    start = None if options.init_from is None else spec.resolve(options.init_from)
+    checkpoint = latest_complete_checkpoint(args.output_dir)
+    stage = StageRun(options, args, spec.stage_dir, corpus, start)
+    if checkpoint is not None:
+        logger.info("%s: going on from %s", spec.name, checkpoint)
+    facts = stage.train(checkpoint)
+    stop = stage.trainer.interrupted_by
+    if stop is not None:
+        raise Interrupted(stop, f"interrupted at step {stage.trainer.state.global_step}, a checkpoint is saved")
+    if is_main_process():
+        Facts(spec.run_dir).record_stage(spec.name, spec.kind, facts)
+        first, last = facts["loss"].get("first", math.nan), facts["loss"].get("last", math.nan)
+        logger.info("%s: loss %.3f -> %.3f in %d steps", spec.name, first, last, args.max_steps)
+
+
+def _options(spec: StageSpec) -> tuple["StageOptions", "PretrainConfig"]:
+    from hf_pretrain.trainer.stage_options import check_options, make_arguments, read_options
+
+    where = str(spec.path)
+    options = read_options(spec.config, where)
+    args = make_arguments(options, spec.stage_dir, where)
+    check_options(options, args, where)
+    return options, args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line of `hf-pretrain pretrain`.
+
+    Args:
+        argv (`list[str]`, *optional*): Arguments; those of the process by default.
+
+    Returns:
+        `int`: The exit code.
+    """
+    return stage_main("pretrain", run, argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,159 @@
+"""The keys of a pretrain stage's file: where model and data come from, and all of `PretrainConfig`, flat.
+
+corpus: 1_corpus                 # the corpus stage, or a folder with tokenizer/ and tokens/
+model: {preset: tiny-moe}        # StrataConfig fields; or instead
+init_from: 2_pretrain            # the stage, folder or Hub name whose model goes on
+mixture: {web: 0.7, code: 0.3}   # token shares, or {phases: [...]}; by default what the sources hold
+anneal_mixture: {code: 1.0}      # shares of the last part, from where the learning rate decays
+train_tokens: 2_000_000          # and any other field of PretrainConfig
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hf_pretrain.data.schedule import MixtureSchedule
+from hf_pretrain.models.strata.configuration_strata import PRESETS, StrataConfig
+from hf_pretrain.trainer.pretrain_config import PretrainConfig
+from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.naming import unknown_name_message
+from hf_pretrain.utils.strict import build, convert
+
+
+# The stage decides these; a recipe that sets them would fight with it.
+_OWN_FIELDS = ("output_dir", "record_dir", "resume_from_checkpoint", "do_train", "do_eval", "do_predict", "local_rank")
+
+
+@dataclass
+class StageOptions:
+    """What a pretrain stage's file says beside the training arguments.
+
+    Args:
+        corpus (`str`): The corpus stage or a folder with `tokenizer/` and `tokens/`.
+        model (`dict[str, Any]`, *optional*): Fields of `StrataConfig`, with `preset` for a named size.
+        init_from (`str`, *optional*): Stage, folder or Hub name of the model to go on from. Give this or `model`.
+        mixture (`dict[str, Any]`, *optional*): Token shares of the sources, or `{phases: [...]}`; by default the
+            shares the sources have.
+        anneal_mixture (`dict[str, float]`, *optional*): Shares of the last part of the run.
+    """
+
+    corpus: str
+    model: dict[str, Any] | None = None
+    init_from: str | None = None
+    mixture: dict[str, Any] | None = None
+    anneal_mixture: dict[str, float] | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.init_from is None):
+            raise UserError("model and init_from: give one of the two, a new model or one to go on from.")
+
+
+def read_options(config: Mapping[str, Any], where: str) -> StageOptions:
+    """Sorts a stage file's keys.
+
+    Args:
+        config (`Mapping[str, Any]`): The keys.
+        where (`str`): The file, for messages.
+
+    Returns:
+        `StageOptions`: The stage's own keys, and under `training` those of `PretrainConfig`.
+
+    Raises:
+        UserError: If a key is unknown or has the wrong type.
+    """
+    own = [item.name for item in dataclasses.fields(StageOptions) if item.name != "training"]
+    arguments = [
+        item.name for item in dataclasses.fields(PretrainConfig) if item.init and item.name not in _OWN_FIELDS
+    ]
+    for key in config:
+        if key not in own and key not in arguments:
+            raise UserError(f"{where}: {unknown_name_message('key', key, [*own, *arguments])}")
+    hints = get_type_hints(PretrainConfig)
+    training = {key: convert(hints[key], config[key], f"{where}: {key}") for key in config if key not in own}
+    options = build(StageOptions, {key: config[key] for key in config if key in own}, where)
+    return dataclasses.replace(options, training=training)
+
+
+def make_arguments(options: StageOptions, stage_dir: Path, where: str) -> PretrainConfig:
+    """Makes the training arguments of a stage.
+
+    Args:
+        options (`StageOptions`): The stage's keys.
+        stage_dir (`Path`): The stage's folder.
+        where (`str`): The file, for messages.
+
+    Returns:
+        `PretrainConfig`: With checkpoints in `stage_dir/checkpoints` and records in `stage_dir`.
+
+    Raises:
+        UserError: If a value is out of range, or there is no budget.
+    """
+    try:
+        args = PretrainConfig(output_dir=str(stage_dir / "checkpoints"), record_dir=str(stage_dir), **options.training)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
+    if args.max_steps <= 0:
+        raise UserError(f"{where}: the key 'train_tokens' is missing; say how many tokens to train on.")
+    return args
+
+
+def make_model_config(model: Mapping[str, Any], where: str, **defaults: Any) -> StrataConfig:
+    """Makes a model configuration of a recipe's `model:` mapping.
+
+    Args:
+        model (`Mapping[str, Any]`): Fields of `StrataConfig`, and `preset`.
+        where (`str`): The file, for messages.
+        **defaults (`Any`): Values of fields that neither the mapping nor its preset give, and that win over the
+            class's.
+
+    Returns:
+        `StrataConfig`: The configuration.
+
+    Raises:
+        UserError: If a field is unknown, of the wrong type, or fields contradict each other.
+    """
+    # What Strata adds itself; the fields of transformers' base class are not for recipes.
+    hints = dict(vars(StrataConfig)["__annotations__"])
+    known = list(hints)
+    values = dict(model)
+    preset = values.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        raise UserError(f"{where}: model.preset: {unknown_name_message('preset', str(preset), PRESETS)}")
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"{where}: model: {unknown_name_message('key', key, [*known, 'preset'])}")
+        values[key] = convert(hints[key], value, f"{where}: model.{key}")
+    given = {**PRESETS.get(preset, {}), **values}
+    try:
+        return StrataConfig(**{**{key: value for key, value in defaults.items() if key not in given}, **given})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: model: {error}") from error
+
+
+def check_options(options: StageOptions, args: PretrainConfig, where: str) -> None:
+    """Checks what can be checked before any input exists.
+
+    Args:
+        options (`StageOptions`): The stage's keys.
+        args (`PretrainConfig`): Its training arguments.
+        where (`str`): The file, for messages.
+
+    Raises:
+        UserError: If model, mixture or anneal contradict themselves.
+    """
+    if options.model is not None:
+        make_model_config(options.model, where, max_position_embeddings=args.seq_length)
+        for name in ("continue_optimizer", "extend_context"):
+            if getattr(args, name):
+                raise UserError(f"{where}: {name} = {getattr(args, name)}; it needs init_from, a model to go on from.")
+    samples = args.max_steps * args.sequences_per_step
+    try:
+        if options.mixture is not None:
+            MixtureSchedule.from_config(options.mixture, samples, args.seq_length)
+        if options.anneal_mixture is not None:
+            MixtureSchedule.from_weights(options.anneal_mixture, samples, "anneal_mixture")
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error

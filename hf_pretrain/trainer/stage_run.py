@@ -1,0 +1,379 @@
+"""One pretrain stage from its keys to its facts: sources, mixture, model, trainer, final model.
+
+Used by `scripts/pretrain.py`. Everything here runs on all processes alike; only the first one writes.
+"""
+
+import logging
+import math
+import resource
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+import hf_pretrain.models  # noqa: F401  (registers Strata with the Auto classes)
+from hf_pretrain.data.mixture import MixtureDataset, WindowDataset
+from hf_pretrain.data.order import ORDER_FILE, DataOrder
+from hf_pretrain.data.schedule import MixtureSchedule
+from hf_pretrain.data.token_source import SOURCE_FILE, TokenSource
+from hf_pretrain.trainer.pretrain_config import PretrainConfig
+from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
+from hf_pretrain.trainer.run_log import plain
+from hf_pretrain.trainer.stage_options import StageOptions, make_model_config
+from hf_pretrain.trainer.stages import load_start_model, optimizer_checkpoint
+from hf_pretrain.utils.atomic import read_json, write_json
+from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.fingerprint import fingerprint
+
+
+logger = logging.getLogger(__name__)
+
+BEGIN_FILE = "held_out_begin.json"
+
+
+def open_sources(corpus: Path, split: str) -> list[TokenSource]:
+    """Opens all sources of a split.
+
+    Args:
+        corpus (`Path`): The corpus stage's folder.
+        split (`str`): `"train"` or `"validation"`.
+
+    Returns:
+        `list[TokenSource]`: In the order of their names; empty where the corpus has no such split.
+    """
+    folder = corpus / "tokens" / split
+    found = sorted(item for item in folder.iterdir() if (item / SOURCE_FILE).is_file()) if folder.is_dir() else []
+    return [TokenSource.open(item) for item in found]
+
+
+def earlier_draws(stage_dir: Path, sources: list[TokenSource], seq_length: int) -> dict[str, int]:
+    """Counts what an earlier stage of the run already read, so that this one goes on with other windows.
+
+    Args:
+        stage_dir (`Path`): The earlier stage's folder.
+        sources (`list[TokenSource]`): The sources of this stage.
+        seq_length (`int`): Tokens of a window in this stage.
+
+    Returns:
+        `dict[str, int]`: Draws of each source that both stages share, in windows of this stage's length.
+    """
+    if not (stage_dir / ORDER_FILE).is_file():
+        return {}
+    order = DataOrder.read(stage_dir)
+    shared = {entry["name"] for entry in order.sources}
+    shards = {source.name: fingerprint(source.metadata.get("files", [])) for source in sources}
+    same = {entry["name"] for entry in order.sources if shards.get(entry["name"]) == entry["fingerprint"]}
+    counts = order.schedule.counts(order.num_samples)
+    draws = {name: counts[name] + order.schedule.start_draws.get(name, 0) for name in shared & same}
+    return {name: math.ceil(count * order.seq_length / seq_length) for name, count in draws.items() if count}
+
+
+class StageRun:
+    """A pretrain stage, ready to train.
+
+    Args:
+        options (`StageOptions`): The stage's keys.
+        args (`PretrainConfig`): Its training arguments.
+        stage_dir (`Path`): The stage's folder.
+        corpus (`Path`): The corpus stage's folder.
+        start (`Path` or `str`, *optional*): What `init_from` means: a stage's folder, a model folder, a Hub name.
+
+    Raises:
+        UserError: If corpus, tokenizer or model are missing or do not fit.
+    """
+
+    def __init__(
+        self,
+        options: StageOptions,
+        args: PretrainConfig,
+        stage_dir: Path,
+        corpus: Path,
+        start: Path | str | None = None,
+    ) -> None:
+        self.args = args
+        self.stage_dir = stage_dir
+        # The progress line says what is going on; bars of the library would break it.
+        transformers_logging.disable_progress_bar()
+        self.tokenizer = self._load_tokenizer(corpus)
+        sources = open_sources(corpus, "train")
+        if not sources:
+            raise UserError(
+                f"corpus = {options.corpus}; {corpus / 'tokens' / 'train'} holds no source: run the corpus stage"
+            )
+        self.dataset = self._make_dataset(options, sources, start)
+        self.held_out = {
+            source.name: WindowDataset(source, args.seq_length, args.max_eval_windows)
+            for source in open_sources(corpus, "validation")
+            if source.num_windows(args.seq_length)
+        }
+        self.model = self._make_model(options, start)
+        self.trainer = PretrainTrainer(
+            self.model,
+            args,
+            train_dataset=self.dataset,
+            eval_dataset=self.held_out or None,
+            processing_class=self.tokenizer,
+            anneal_weights=options.anneal_mixture,
+        )
+        if args.continue_optimizer:
+            self.trainer.optimizer_checkpoint = optimizer_checkpoint(Path(start or ""))
+
+    def _load_tokenizer(self, corpus: Path) -> Any:
+        folder = corpus / "tokenizer"
+        if not folder.is_dir():
+            raise UserError(f"corpus = {corpus}; {folder} is missing: run the corpus stage first")
+        return AutoTokenizer.from_pretrained(folder)
+
+    def _make_dataset(
+        self, options: StageOptions, sources: list[TokenSource], start: Path | str | None
+    ) -> MixtureDataset:
+        args = self.args
+        samples = args.max_steps * args.sequences_per_step
+        weights = options.mixture or {
+            source.name: source.num_tokens for source in sources if source.num_windows(args.seq_length)
+        }
+        names = set(weights) if "phases" not in weights else {n for p in weights["phases"] for n in p["weights"]}
+        names |= set(options.anneal_mixture or {})
+        draws = earlier_draws(start, sources, args.seq_length) if isinstance(start, Path) else {}
+        schedule = MixtureSchedule.from_config(weights, samples, args.seq_length)
+        draws = {name: count for name, count in draws.items() if name in names}
+        schedule = MixtureSchedule(
+            list(dict.fromkeys([*schedule.sources, *(options.anneal_mixture or {})])), schedule.phases, draws
+        )
+        return MixtureDataset(
+            sources, schedule, args.seq_length, args.seed, max_epochs=args.max_epochs, on_excess=args.on_excess
+        )
+
+    def _make_model(self, options: StageOptions, start: Path | str | None) -> Any:
+        vocabulary = max(len(self.tokenizer), *(source.vocab_size for source in self.dataset.sources))
+        if options.model is None:
+            folder = start / "model" if isinstance(start, Path) and (start / "model").is_dir() else start
+            model = load_start_model(folder or "", self.args.extend_context)
+        else:
+            config = make_model_config(
+                options.model,
+                "recipe",
+                vocab_size=vocabulary,
+                max_position_embeddings=self.args.seq_length,
+                eos_token_id=self.tokenizer.eos_token_id,
+                bos_token_id=self.tokenizer.bos_token_id,
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+            # Seeded right here: the same seed and configuration give the same start, whatever was done before.
+            torch.manual_seed(self.args.seed)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        if model.config.vocab_size < vocabulary:
+            raise UserError(
+                f"model.vocab_size = {model.config.vocab_size}; the tokens of the corpus need "
+                f"{vocabulary} ids: leave it out or "
+                "raise it"
+            )
+        if model.config.max_position_embeddings < self.args.seq_length:
+            raise UserError(
+                f"seq_length = {self.args.seq_length}; the model's max_position_embeddings is "
+                f"{model.config.max_position_embeddings}: use extend_context or shorter sequences"
+            )
+        return model
+
+    def train(self, checkpoint: Path | None) -> dict[str, Any]:
+        """Scores held-out text, trains, scores again and saves the model.
+
+        Args:
+            checkpoint (`Path`, *optional*): The checkpoint to go on from.
+
+        Returns:
+            `dict[str, Any]`: The stage's facts. They are incomplete if a signal stopped the training; see
+            `trainer.interrupted_by`.
+        """
+        begin = self._score_start(checkpoint)
+        output = self.trainer.train(checkpoint)
+        if self.trainer.interrupted_by is not None:
+            return {}
+        end = self._score()
+        self._save_model()
+        return self.facts(output, begin, end)
+
+    def _score(self) -> dict[str, dict[str, float]]:
+        if not self.held_out:
+            return {}
+        metrics = self.trainer.evaluate()
+        return {
+            name: {
+                "loss": metrics[f"eval_{name}_loss"],
+                "tokens": metrics[f"eval_{name}_tokens"],
+                **({"bits_per_byte": bits} if (bits := metrics.get(f"eval_bits_per_byte/{name}")) else {}),
+            }
+            for name in self.held_out
+            if f"eval_{name}_loss" in metrics
+        }
+
+    def _score_start(self, checkpoint: Path | None) -> dict[str, dict[str, float]]:
+        """The loss before the first step; a resumed run has it on disk, its weights are no longer those of the
+        start."""
+        path = self.stage_dir / BEGIN_FILE
+        if checkpoint is not None:
+            return read_json(path) if path.is_file() else {}
+        scores = self._score()
+        if self.trainer.is_world_process_zero():
+            write_json(path, scores)
+        return scores
+
+    def _save_model(self) -> None:
+        """Saves model and tokenizer to `model/`, complete or not at all."""
+        target, staging = self.stage_dir / "model", self.stage_dir / ".model.tmp"
+        main = self.trainer.is_world_process_zero()
+        if main:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.trainer.accelerator.wait_for_everyone()
+        self.trainer.save_model(str(staging))
+        self.trainer.accelerator.wait_for_everyone()
+        if main:
+            # A pickle that nobody should have to trust.
+            (staging / "training_args.bin").unlink(missing_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            staging.replace(target)
+
+    def facts(self, output: Any, begin: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
+        """Collects what the stage has earned.
+
+        Args:
+            output (`TrainOutput`): What `train()` returned.
+            begin (`dict`): Held-out scores before the first step.
+            end (`dict`): Held-out scores after the last.
+
+        Returns:
+            `dict[str, Any]`: Plain JSON data with finite numbers.
+        """
+        args, history = self.args, self.trainer.state.log_history
+        steps = [entry for entry in history if "loss" in entry]
+        last = steps[-1] if steps else {}
+        samples = args.max_steps * args.sequences_per_step
+        consumed = self.dataset.consumed(samples)
+        sources = {
+            plan.name: {
+                "tokens": plan.tokens,
+                "share": consumed[plan.name]["share"],
+                "planned_share": plan.share,
+                "epochs": plan.epochs,
+                "unique_tokens": plan.unique_tokens,
+            }
+            for plan in self.dataset.plan()
+        }
+        phases = self.dataset.schedule.to_json()["phases"]
+        facts = {
+            "seed": args.seed,
+            "model": model_facts(self.trainer.accelerator.unwrap_model(self.trainer.model)),
+            "data": {
+                "train_tokens": samples * args.seq_length,
+                "seq_length": args.seq_length,
+                "global_batch_tokens": args.tokens_per_step,
+                "steps": args.max_steps,
+                "sources": sources,
+                "phases": phases,
+            },
+            "schedule": {
+                "name": args.schedule,
+                "learning_rate": args.learning_rate,
+                "warmup_steps": args.warmup_updates(args.max_steps),
+                "decay_steps": round(args.decay_fraction * args.max_steps) if args.schedule == "wsd" else None,
+                "decay_shape": args.decay_shape if args.schedule == "wsd" else None,
+                "min_lr_ratio": args.min_lr_ratio,
+            },
+            "loss": {"first": steps[0]["loss"], "last": last["loss"]} if steps else {},
+            "held_out": {"begin": begin, "end": end},
+            "throughput": throughput_facts(steps, output.metrics, args.tokens_per_step),
+            "spikes": spike_facts(history),
+            "router": {key.removeprefix("router/"): last[key] for key in last if key.startswith("router/")},
+            "empty_steps": self.trainer.num_empty_steps,
+            "processes": args.world_size,
+            "peak_memory_bytes": peak_memory_bytes(),
+        }
+        return _without_nothing(plain(facts))
+
+
+def model_facts(model: Any) -> dict[str, Any]:
+    """Counts a model's parameters.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+
+    Returns:
+        `dict[str, Any]`: Total, active and non-embedding parameters, whether the head is tied, and the configuration.
+    """
+    config = model.config.to_dict()
+    facts = {"tied": bool(model.config.tie_word_embeddings), "config": config}
+    if hasattr(model, "parameter_counts"):
+        counts = model.parameter_counts()
+        numbers = (counts.total, counts.active, counts.non_embedding)
+    else:
+        total = model.num_parameters()
+        numbers = (total, total, model.num_parameters(exclude_embeddings=True))
+    return {
+        **dict(zip(("total_parameters", "active_parameters", "non_embedding_parameters"), numbers, strict=True)),
+        **facts,
+    }
+
+
+def throughput_facts(steps: list[dict[str, Any]], metrics: dict[str, float], tokens_per_step: int) -> dict[str, Any]:
+    """Reads the speed from the log.
+
+    Args:
+        steps (`list[dict]`): Training log lines.
+        metrics (`dict[str, float]`): Metrics of the last `train()` call.
+        tokens_per_step (`int`): Tokens of one optimizer step.
+
+    Returns:
+        `dict[str, Any]`: Median `tokens_per_second` of the log lines (of the whole call where none was logged),
+        `seconds` of the last call, MFU where it was logged.
+    """
+
+    def median(key: str) -> float | None:
+        values = sorted(entry[key] for entry in steps if isinstance(entry.get(key), (int, float)))
+        return values[len(values) // 2] if values else None
+
+    seconds, steps_per_second = metrics.get("train_runtime"), metrics.get("train_steps_per_second")
+    whole = steps_per_second * tokens_per_step if steps_per_second else None
+    rate = median("tokens_per_second")
+    facts = {"tokens_per_second": whole if rate is None else rate, "seconds": seconds, "mfu": median("mfu")}
+    facts["flop_convention"] = next((entry["flop_convention"] for entry in steps if "flop_convention" in entry), None)
+    return facts
+
+
+def spike_facts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lists the loss spikes that the log names.
+
+    Args:
+        history (`list[dict]`): The Trainer's log lines.
+
+    Returns:
+        `list[dict]`: Step and the logged values of each line at which the count of spikes had grown.
+    """
+    spikes, count = [], 0
+    for entry in history:
+        if entry.get("spike/count", 0) > count:
+            count = entry["spike/count"]
+            spikes.append({key: entry[key] for key in entry if key == "step" or key.startswith("spike/")})
+    return spikes
+
+
+def peak_memory_bytes() -> int:
+    """Reads the largest resident memory this process had.
+
+    Returns:
+        `int`: Bytes. On CUDA the device's peak is not part of it.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _without_nothing(value: Any) -> Any:
+    """Drops keys whose value is `None`: facts say what was measured."""
+    if isinstance(value, dict):
+        return {key: _without_nothing(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nothing(item) for item in value]
+    return value
