@@ -116,6 +116,7 @@ class _CorpusBuilder:
             self.sample = self.runner.run(
                 "sample", [config.sample.seed, config.sample.scale, sys.version], [], self._build_sample
             )
+        instruction_rows = self._copy_side_data()
         documents = self._ingest()
         documents = self._filter(documents)
         if config.dedup.exact:
@@ -129,7 +130,7 @@ class _CorpusBuilder:
             documents = contamination = self._decontaminate(documents)
         tokenizer = self._tokenizer(documents)
         tokens = self._tokens(documents, tokenizer)
-        return self._publish(contamination, tokenizer, tokens)
+        return self._publish(contamination, tokenizer, tokens, instruction_rows)
 
     # The steps.
 
@@ -151,6 +152,23 @@ class _CorpusBuilder:
             known = [file.name.removesuffix(".jsonl.gz") for file in folder.glob("*.jsonl.gz")]
             raise UserError(f"path = 'sample': {unknown_name_message(folder.name + ' file', item.name, known)}")
         return path
+
+    def _copy_side_data(self) -> dict[str, int]:
+        """Benchmarks and instructions go first: what is wrong with them must not show after an hour of extraction."""
+        config = self.config
+        with atomic_directory(self.out_dir / "benchmarks") as staging:
+            for item in config.benchmarks:
+                benchmark_items(item, self._path_of(item))
+                rows = read_rows(self._path_of(item), f"benchmark {item.name!r}")
+                # The id under which the report names an item is the id that readers of the copy find.
+                named = ({**row, "id": item_id_of(item, row, number)} for number, row in enumerate(rows, 1))
+                _write_jsonl(staging / f"{item.name}.jsonl", named)
+        instruction_rows = {}
+        with atomic_directory(self.out_dir / "sft") as staging:
+            for item in config.instructions:
+                rows = read_rows(self._path_of(item), f"instructions {item.name!r}")
+                instruction_rows[item.name] = _write_jsonl(staging / f"{item.name}.jsonl", rows)
+        return instruction_rows
 
     def _ingest(self) -> StepResult:
         config = self.config
@@ -386,21 +404,16 @@ class _CorpusBuilder:
 
     # The end.
 
-    def _publish(self, contamination: StepResult | None, tokenizer: StepResult, tokens: StepResult) -> dict[str, Any]:
+    def _publish(
+        self,
+        contamination: StepResult | None,
+        tokenizer: StepResult,
+        tokens: StepResult,
+        instruction_rows: dict[str, int],
+    ) -> dict[str, Any]:
         config = self.config
         _publish_folder(tokenizer.folder / "tokenizer", self.out_dir / "tokenizer")
         _publish_folder(tokens.folder / "tokens", self.out_dir / "tokens")
-        with atomic_directory(self.out_dir / "benchmarks") as staging:
-            for item in config.benchmarks:
-                rows = read_rows(self._path_of(item), f"benchmark {item.name!r}")
-                # The id under which the report names an item is the id that readers of the copy find.
-                named = ({**row, "id": item_id_of(item, row, number)} for number, row in enumerate(rows, 1))
-                _write_jsonl(staging / f"{item.name}.jsonl", named)
-        instruction_rows = {}
-        with atomic_directory(self.out_dir / "sft") as staging:
-            for item in config.instructions:
-                rows = read_rows(self._path_of(item), f"instructions {item.name!r}")
-                instruction_rows[item.name] = _write_jsonl(staging / f"{item.name}.jsonl", rows)
         report = None
         if contamination is not None:
             _publish_folder(contamination.folder / "index", self.out_dir / "contamination_index")
