@@ -16,11 +16,15 @@ from hf_pretrain.utils.errors import UserError
 
 
 SENTENCE = "The old mill by the river ground corn for the whole valley until the railway came and changed everything. "
-PAGE = render_page("The mill", paragraphs_html(SENTENCE * 3 + "\n\n" + SENTENCE * 2), "en", "CC-BY-SA-4.0", "Local history")
+PAGE = render_page(
+    "The mill", paragraphs_html(SENTENCE * 3 + "\n\n" + SENTENCE * 2), "en", "CC-BY-SA-4.0", "Local history"
+)
 
 
 def run(step, *pages):
-    return list(step([Document(page, str(number), metadata={"license": "unknown"}) for number, page in enumerate(pages)]))
+    return list(
+        step([Document(page, str(number), metadata={"license": "unknown"}) for number, page in enumerate(pages)])
+    )
 
 
 @pytest.mark.parametrize("extractor", ["resiliparse", "trafilatura"])
@@ -65,7 +69,9 @@ def test_depth_is_bounded_before_parsing():
     assert len(run(ResiliparseExtractor(ExtractionConfig(main_content=False)), flat)) == 1
 
 
-@pytest.mark.parametrize("page", ["<p>a\x00b</p>", "<<<>>><a", "<p>\ud800</p>", "&#xD800;&#1114112;", "<table><tr><td>x"])
+@pytest.mark.parametrize(
+    "page", ["<p>a\x00b</p>", "<<<>>><a", "<p>\ud800</p>", "&#xD800;&#1114112;", "<table><tr><td>x"]
+)
 def test_broken_pages_do_not_stop_the_work(page):
     assert [doc.id for doc in run(ResiliparseExtractor(), page, PAGE)][-1] == "1"
     assert [doc.id for doc in run(TrafilaturaExtractor(), page, PAGE)][-1] == "1"

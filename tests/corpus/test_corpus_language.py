@@ -18,7 +18,9 @@ def test_codes_have_one_form(code):
     assert canonical_language(code) == "fr"
 
 
-@pytest.mark.parametrize(("code", "form"), [("deu", "de"), ("cmn_Hans", "zh"), ("arb", "ar"), ("yue", "yue"), ("es", "es")])
+@pytest.mark.parametrize(
+    ("code", "form"), [("deu", "de"), ("cmn_Hans", "zh"), ("arb", "ar"), ("yue", "yue"), ("es", "es")]
+)
 def test_more_codes(code, form):
     assert canonical_language(code) == form
 
@@ -62,7 +64,10 @@ def test_no_letters_is_undetermined():
 
 def test_annotate_only_keeps_all_and_remembers_what_was_declared():
     step = LanguageStep(LanguageConfig())
-    documents = [Document(FRENCH, "a", metadata={"language": "en"}), Document(ENGLISH, "b", metadata={"language": "eng"})]
+    documents = [
+        Document(FRENCH, "a", metadata={"language": "en"}),
+        Document(ENGLISH, "b", metadata={"language": "eng"}),
+    ]
     french, english = step(documents)
     assert french.metadata["language"] == "fr"
     assert french.metadata["language_declared"] == "en"

@@ -9,9 +9,7 @@ Metadata of each document: `source`, `domain`, `file`, `row` (0-based), `license
 from __future__ import annotations
 
 import glob
-import gzip
 import json
-import zlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from datatrove.pipeline.readers.base import BaseDiskReader
 
 from hf_pretrain.corpus.config_ingest import SourceConfig
 from hf_pretrain.corpus.ingest.language_codes import known_language
+from hf_pretrain.corpus.ingest.streams import open_stream, stream_fault
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.optional import require
 
@@ -37,7 +36,6 @@ SUFFIXES = {
 }
 # Control characters that no text holds; tab, line feed, carriage return, form feed and escape are left out.
 _BINARY = frozenset(chr(code) for code in range(32) if chr(code) not in "\t\n\r\f\x0b\x1b")
-_STREAM_FAULTS = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class FileFault(Exception):
@@ -123,15 +121,12 @@ class SourceReader(BaseDiskReader):
             except FileFault as fault:
                 self._bad_file(path, str(fault))
                 return
-            except _STREAM_FAULTS as fault:
-                self._bad_file(path, f"cut off or damaged after row {row} ({fault or type(fault).__name__})")
-                return
             if isinstance(document, RowFault):
                 self._bad_row(path, row, document)
             else:
                 yield document
         if row < 0:
-            self._bad_file(path, "empty, it holds no record")
+            self._bad_file(path, "it holds no record" if path.stat().st_size else "empty file")
 
     @abstractmethod
     def read_rows(self, path: Path) -> Iterator[tuple[int, dict[str, Any] | RowFault]]:
@@ -218,23 +213,20 @@ class WarcSource(SourceReader):
         """
         require("warcio", "corpus", "reading WARC files")
         from warcio.archiveiterator import ArchiveIterator
-        from warcio.exceptions import ArchiveLoadFailed
 
-        with _open(path) as stream:
-            try:
-                for row, record in enumerate(ArchiveIterator(stream)):
-                    fields = self._record_fields(record)
-                    # The reader gives what there is of a record that was cut off; its length tells.
-                    missing = getattr(record.raw_stream, "limit", 0)
-                    if missing:
-                        record.raw_stream.read()
-                        missing = record.raw_stream.limit
-                    if missing:
-                        raise FileFault(f"cut off in record {row + 1}, {missing} bytes are missing")
-                    if fields is not None:
-                        yield row, fields
-            except ArchiveLoadFailed as error:
-                raise FileFault(f"no WARC file ({' '.join(str(error).split())[:160]})") from error
+        with open_stream(path) as stream:
+            for row, record in enumerate(_records(ArchiveIterator(stream), stream)):
+                if not hasattr(record.raw_stream, "limit"):
+                    raise FileFault(stream_fault(stream) or f"record {row + 1} has no Content-Length")
+                fields = self._record_fields(record)
+                # The reader gives what there is of a record that was cut off; its length tells.
+                record.raw_stream.read()
+                if missing := record.raw_stream.limit:
+                    raise FileFault(f"cut off in record {row + 1}, {missing} bytes are missing")
+                if fields is not None:
+                    yield row, fields
+            if fault := stream_fault(stream):
+                raise FileFault(fault)
 
     def _record_fields(self, record: Any) -> dict[str, Any] | RowFault | None:
         self.stat_update("records")
@@ -281,7 +273,7 @@ class JsonlSource(SourceReader):
         Returns:
             `Iterator[tuple[int, dict | RowFault]]`: line number from 0, and the row's fields or its fault.
         """
-        with _open(path) as stream:
+        with open_stream(path) as stream:
             # A row may hold other fields than its text, hence twice the document limit.
             longest = 2 * self.config.max_document_bytes + 65_536
             row = 0
@@ -290,9 +282,11 @@ class JsonlSource(SourceReader):
                     yield row, RowFault("too_large", f"line of more than {longest} bytes")
                     while (rest := stream.readline(longest)) and not rest.endswith(b"\n"):
                         pass
-                elif line.strip():
+                elif line.strip() and (line.endswith(b"\n") or not stream_fault(stream)):
                     yield row, _json_object(line)
                 row += 1
+            if fault := stream_fault(stream):
+                raise FileFault(f"{fault} after row {row}")
 
 
 class ParquetSource(SourceReader):
@@ -343,8 +337,10 @@ class TextSource(SourceReader):
         Returns:
             `Iterator[tuple[int, dict | RowFault]]`: row 0 and its text.
         """
-        with _open(path) as stream:
+        with open_stream(path) as stream:
             data = stream.read(self.config.max_document_bytes + 1)
+            if fault := stream_fault(stream):
+                raise FileFault(fault)
         if not data:
             return
         try:
@@ -448,6 +444,23 @@ def decode_html(body: bytes, content_type: str = "") -> str:
         return encoding.bytes_to_str(body, encoding.detect_encoding(body) or "utf-8", errors="replace")
 
 
+def _records(iterator: Any, stream: Any) -> Iterator[Any]:
+    from warcio.exceptions import ArchiveLoadFailed
+
+    number = 0
+    while True:
+        try:
+            record = next(iterator)
+        except StopIteration:
+            return
+        # warcio does not check headers that were cut off before it uses them.
+        except (ArchiveLoadFailed, AttributeError, ValueError, LookupError) as error:
+            what = "no WARC file" if number == 0 else f"damaged after record {number}"
+            raise FileFault(stream_fault(stream) or f"{what} ({str(error).partition(',')[0][:120]})") from error
+        yield record
+        number += 1
+
+
 def _is_html(kind: str, body: bytes) -> bool:
     if kind:
         return kind.partition(";")[0].strip().lower() in ("text/html", "application/xhtml+xml")
@@ -465,7 +478,3 @@ def _json_object(line: bytes) -> dict[str, Any] | RowFault:
     except RecursionError:
         return RowFault("not_json", "JSON nested too deeply")
     return value if isinstance(value, dict) else RowFault("not_json", f"a JSON {type(value).__name__}, not an object")
-
-
-def _open(path: Path) -> Any:
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
