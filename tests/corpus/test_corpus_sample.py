@@ -21,7 +21,8 @@ ITEMS = [
     {
         "benchmark": "toy",
         "item_id": f"Toy/{number}",
-        "question": f'def add_{number}(a: int) -> int:\n    """Add {number} to the given whole number and return it."""\n',
+        "question": f"def add_{number}(a: int) -> int:\n"
+        f'    """Add {number} to the given whole number and return it."""\n',
         "answer": f"    return a + {number}\n",
     }
     for number in range(100)
@@ -33,7 +34,10 @@ def words(text):
 
 
 def test_dialogues_of_a_nearly_yaml_file():
-    text = "categories:\n- AI\nconversations:\n- - What is AI?\n  - A branch\n    of science.\n- - 'It''s you?'\n  - \"Say \\\"yes\\\"\"\n  - Bye\n- - x\n  - ''\n"
+    text = (
+        "categories:\n- AI\nconversations:\n- - What is AI?\n  - A branch\n    of science.\n"
+        "- - 'It''s you?'\n  - \"Say \\\"yes\\\"\"\n  - Bye\n- - x\n  - ''\n"
+    )
     assert parse_dialogues(text) == [["What is AI?", "A branch of science."], ["It's you?", 'Say "yes"', "Bye"]]
 
 
