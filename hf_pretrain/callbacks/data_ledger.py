@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hf_pretrain.callbacks.log_lines import add_to_line, is_training_line
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.utils.errors import UserError
 
@@ -94,13 +95,10 @@ class DataLedgerCallback(TrainerCallback):
             logs (`dict`, *optional*): The line.
             **kwargs: What the Trainer hands to callbacks.
         """
-        if self._dataset is None or logs is None or "loss" not in logs:
+        if self._dataset is None or not is_training_line(logs):
             return
         samples = state.global_step * global_batch(args)
         entries: dict[str, Any] = {"data/phase": self._dataset.schedule.phase_at(max(samples - 1, 0)).name}
         for name, counts in self._dataset.consumed(samples).items():
             entries.update({f"data/{name}/{key}": value for key, value in counts.items()})
-        logs.update(entries)
-        # The Trainer stored a copy of the line before it called us.
-        if state.log_history and state.log_history[-1].get("step") == state.global_step:
-            state.log_history[-1].update(entries)
+        add_to_line(logs, state, entries)

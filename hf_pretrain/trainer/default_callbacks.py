@@ -1,14 +1,20 @@
 """The callbacks that a `PretrainConfig` asks for, in the order in which they act."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from hf_pretrain.callbacks.annealing_mix import AnnealingMixCallback
 from hf_pretrain.callbacks.data_ledger import DataLedgerCallback
+from hf_pretrain.callbacks.fused_kernels import FusedKernelsCallback
+from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
 from hf_pretrain.callbacks.preemption import PreemptionCallback
 from hf_pretrain.callbacks.progress import TrainingProgressCallback
+from hf_pretrain.callbacks.router_health import RouterHealthCallback
+from hf_pretrain.callbacks.throughput import ThroughputCallback
+from hf_pretrain.callbacks.z_loss import ZLossCallback
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 
@@ -27,7 +33,15 @@ def default_callbacks(
     Returns:
         `list[TrainerCallback]`: New callbacks.
     """
-    callbacks: list[TrainerCallback] = []
+    callbacks: list[TrainerCallback] = [ZLossCallback(args.z_loss_coef, args.loss_implementation)]
+    if args.fused_kernels:
+        callbacks.append(FusedKernelsCallback(fused_ce="off"))
+    if args.spike_action != "off":
+        callbacks.append(LossSpikeCallback(args.spike_action, args.spike_window, args.spike_threshold))
+    if args.router_health and hasattr(model, "router_statistics") and getattr(model.config, "num_experts", 0):
+        callbacks.append(RouterHealthCallback())
+    if args.throughput:
+        callbacks.append(ThroughputCallback())
     if isinstance(train_dataset, MixtureDataset):
         if anneal_weights:
             start = "decay" if args.anneal_fraction is None else 1.0 - args.anneal_fraction
@@ -36,5 +50,5 @@ def default_callbacks(
             callbacks.append(DataLedgerCallback())
     if args.obey_signals:
         callbacks.append(PreemptionCallback())
-    callbacks.append(TrainingProgressCallback())
+    callbacks.append(TrainingProgressCallback(Path(args.record_dir or args.output_dir).name))
     return callbacks

@@ -21,6 +21,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
+from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
 from hf_pretrain.callbacks.preemption import PreemptionCallback
 from hf_pretrain.data.collator import PretrainDataCollator
 from hf_pretrain.data.mixture import MixtureDataset
@@ -186,17 +187,26 @@ class PretrainTrainer(Trainer):
         try:
             return super().train(None if checkpoint is None else str(checkpoint), **kwargs)
         finally:
-            for callback in self.callback_handler.callbacks:
-                if isinstance(callback, PreemptionCallback):
-                    callback.restore_handlers()
+            preemption = self.find_callback(PreemptionCallback)
+            if preemption is not None:
+                preemption.restore_handlers()
 
     @property
     def interrupted_by(self) -> int | None:
         """Number of the signal that stopped the last `train()`, or `None`."""
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, PreemptionCallback):
-                return callback.signal_number
-        return None
+        callback = self.find_callback(PreemptionCallback)
+        return None if callback is None else callback.signal_number
+
+    def find_callback(self, kind: type[TrainerCallback]) -> Any:
+        """Finds a callback in use; a resume replaces those that carry state, so ask after training.
+
+        Args:
+            kind (`type[TrainerCallback]`): Its class.
+
+        Returns:
+            `TrainerCallback`: The first of the class, or `None`.
+        """
+        return next((item for item in self.callback_handler.callbacks if isinstance(item, kind)), None)
 
     def _resolve_checkpoint(self, choice: str | Path | bool | None) -> Path | None:
         if choice is None or choice is False:
@@ -322,6 +332,14 @@ class PretrainTrainer(Trainer):
         if self._step_is_empty:
             return torch.zeros((), device=self.args.device)
         return super().training_step(model, inputs, num_items_in_batch)
+
+    def _clip_grad_norm(self, model: Any) -> torch.Tensor:
+        norm = super()._clip_grad_norm(model)
+        spikes = self.find_callback(LossSpikeCallback)
+        if spikes is not None and not self._step_is_empty:
+            # Callbacks see gradients only after clipping.
+            spikes.observe_grad_norm(norm)
+        return norm
 
     # ---- optimizer ----
 

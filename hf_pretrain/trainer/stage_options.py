@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from huggingface_hub.errors import StrictDataclassError
+
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.models.strata.configuration_strata import PRESETS, StrataConfig
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
@@ -126,11 +128,10 @@ def make_model_config(model: Mapping[str, Any], where: str, **defaults: Any) -> 
         if key not in known:
             raise UserError(f"{where}: model: {unknown_name_message('key', key, [*known, 'preset'])}")
         values[key] = convert(hints[key], value, f"{where}: model.{key}")
-    given = {**PRESETS.get(preset, {}), **values}
     try:
-        return StrataConfig(**{**{key: value for key, value in defaults.items() if key not in given}, **given})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: model: {error}") from error
+        return StrataConfig(**{**PRESETS.get(preset, {}), **defaults, **values})
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        raise UserError(f"{where}: model: {error.__cause__ or error}") from error
 
 
 def check_options(options: StageOptions, args: PretrainConfig, where: str) -> None:

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import hf_pretrain.models  # noqa: F401  (registers Strata with the Auto classes)
+from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
+from hf_pretrain.callbacks.throughput import ThroughputCallback
 from hf_pretrain.data.mixture import MixtureDataset, WindowDataset
 from hf_pretrain.data.order import ORDER_FILE, DataOrder
 from hf_pretrain.data.schedule import MixtureSchedule
@@ -190,12 +192,12 @@ class StageRun:
             `trainer.interrupted_by`.
         """
         begin = self._score_start(checkpoint)
-        output = self.trainer.train(checkpoint)
+        self.trainer.train(checkpoint)
         if self.trainer.interrupted_by is not None:
             return {}
         end = self._score()
         self._save_model()
-        return self.facts(output, begin, end)
+        return self.facts(begin, end)
 
     def _score(self) -> dict[str, dict[str, float]]:
         if not self.held_out:
@@ -237,19 +239,18 @@ class StageRun:
             shutil.rmtree(target, ignore_errors=True)
             staging.replace(target)
 
-    def facts(self, output: Any, begin: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
+    def facts(self, begin: dict[str, Any], end: dict[str, Any]) -> dict[str, Any]:
         """Collects what the stage has earned.
 
         Args:
-            output (`TrainOutput`): What `train()` returned.
             begin (`dict`): Held-out scores before the first step.
             end (`dict`): Held-out scores after the last.
 
         Returns:
             `dict[str, Any]`: Plain JSON data with finite numbers.
         """
-        args, history = self.args, self.trainer.state.log_history
-        steps = [entry for entry in history if "loss" in entry]
+        args = self.args
+        steps = [entry for entry in self.trainer.state.log_history if "loss" in entry]
         last = steps[-1] if steps else {}
         samples = args.max_steps * args.sequences_per_step
         consumed = self.dataset.consumed(samples)
@@ -264,6 +265,7 @@ class StageRun:
             for plan in self.dataset.plan()
         }
         phases = self.dataset.schedule.to_json()["phases"]
+        spikes = self.trainer.find_callback(LossSpikeCallback)
         facts = {
             "seed": args.seed,
             "model": model_facts(self.trainer.accelerator.unwrap_model(self.trainer.model)),
@@ -285,8 +287,8 @@ class StageRun:
             },
             "loss": {"first": steps[0]["loss"], "last": last["loss"]} if steps else {},
             "held_out": {"begin": begin, "end": end},
-            "throughput": throughput_facts(steps, output.metrics, args.tokens_per_step),
-            "spikes": spike_facts(history),
+            "throughput": throughput_facts(self.trainer.find_callback(ThroughputCallback), steps),
+            "spikes": spikes.events if spikes is not None else [],
             "router": {key.removeprefix("router/"): last[key] for key in last if key.startswith("router/")},
             "empty_steps": self.trainer.num_empty_steps,
             "processes": args.world_size,
@@ -318,46 +320,28 @@ def model_facts(model: Any) -> dict[str, Any]:
     }
 
 
-def throughput_facts(steps: list[dict[str, Any]], metrics: dict[str, float], tokens_per_step: int) -> dict[str, Any]:
-    """Reads the speed from the log.
+def throughput_facts(callback: ThroughputCallback | None, steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Reads the speed of this process's part of the run, savings and evaluations left out.
 
     Args:
+        callback (`ThroughputCallback`, *optional*): The callback that measured it.
         steps (`list[dict]`): Training log lines.
-        metrics (`dict[str, float]`): Metrics of the last `train()` call.
-        tokens_per_step (`int`): Tokens of one optimizer step.
 
     Returns:
-        `dict[str, Any]`: Median `tokens_per_second` of the log lines (of the whole call where none was logged),
-        `seconds` of the last call, MFU where it was logged.
+        `dict[str, Any]`: `tokens_per_second` (mean), `seconds`, and the median `mfu` with its convention where it is
+        known.
     """
-
-    def median(key: str) -> float | None:
-        values = sorted(entry[key] for entry in steps if isinstance(entry.get(key), (int, float)))
-        return values[len(values) // 2] if values else None
-
-    seconds, steps_per_second = metrics.get("train_runtime"), metrics.get("train_steps_per_second")
-    whole = steps_per_second * tokens_per_step if steps_per_second else None
-    rate = median("tokens_per_second")
-    facts = {"tokens_per_second": whole if rate is None else rate, "seconds": seconds, "mfu": median("mfu")}
-    facts["flop_convention"] = next((entry["flop_convention"] for entry in steps if "flop_convention" in entry), None)
+    if callback is None or not callback.train_seconds:
+        return {}
+    facts = {
+        "tokens_per_second": callback.train_tokens / callback.train_seconds,
+        "seconds": callback.train_seconds,
+    }
+    utilisation = sorted(entry["mfu"] for entry in steps if "mfu" in entry)
+    if utilisation:
+        facts["mfu"] = utilisation[len(utilisation) // 2]
+        facts["flop_convention"] = next(entry["flop_convention"] for entry in steps if "flop_convention" in entry)
     return facts
-
-
-def spike_facts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lists the loss spikes that the log names.
-
-    Args:
-        history (`list[dict]`): The Trainer's log lines.
-
-    Returns:
-        `list[dict]`: Step and the logged values of each line at which the count of spikes had grown.
-    """
-    spikes, count = [], 0
-    for entry in history:
-        if entry.get("spike/count", 0) > count:
-            count = entry["spike/count"]
-            spikes.append({key: entry[key] for key in entry if key == "step" or key.startswith("spike/")})
-    return spikes
 
 
 def peak_memory_bytes() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
@@ -52,8 +53,8 @@ def load_start_model(path: str | Path, extend_context: Mapping[str, Any] | None 
 
         try:
             extend(model, **extend_context)
-        except (TypeError, ValueError) as error:
-            raise UserError(f"extend_context = {dict(extend_context)}; {error}") from error
+        except (TypeError, ValueError, StrictDataclassError) as error:
+            raise UserError(f"extend_context = {dict(extend_context)}; {error.__cause__ or error}") from error
     return model
 
 
