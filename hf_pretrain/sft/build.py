@@ -1,9 +1,10 @@
 """TRL's `SFTTrainer` on curated rows, with what goes wrong silently turned into errors or counts.
 
-Rows are tokenized and masked here and not by TRL, so that a row is cut at a turn border (TRL cuts at a token) and every
-token and row that is lost is counted. Packing is refused where documents would see each other: the collator must emit
-no attention mask, and the model is asked before training whether a packed row gives the logits of its parts. A mixture
-of experts is trained with TRL's load-balance term, or without it if the coefficient is 0; which one is recorded.
+Rows are tokenized and masked here and not by TRL, so that a row is cut at a turn border (TRL cuts at a token) and
+every token and row that is lost is counted. Packing is refused where documents would see each other: the collator
+must emit no attention mask, and the model is asked before training whether a packed row gives the logits of its
+parts. A mixture of experts is trained with TRL's load-balance term, or without it if the coefficient is 0; which one
+is recorded.
 """
 
 import dataclasses
@@ -190,7 +191,8 @@ def check_arguments(arguments: dict[str, Any], where: str) -> dict[str, Any]:
         checked[name] = convert(hints[name], value, f"{where}: {name}")
     if checked.get("packing") and checked.get("packing_strategy", "bfd") != "bfd":
         raise UserError(
-            f"{where}: packing_strategy = {checked['packing_strategy']}; only 'bfd' keeps rows whole and apart: use it."
+            f"{where}: packing_strategy = {checked['packing_strategy']}; only 'bfd' keeps rows whole and "
+            "apart: use it."
         )
     if checked.get("padding_free") and not checked.get("packing"):
         raise UserError(f"{where}: padding_free = true; it comes with packing: set packing = true instead.")
@@ -441,9 +443,7 @@ def assistant_loss(model: "PreTrainedModel", rows: Sequence[EncodedConversation]
             logits = model(input_ids=torch.tensor([row.input_ids], device=device), use_cache=False).logits[0, :-1]
             labels = torch.tensor(row.labels[1:], device=device)
             total += float(
-                torch.nn.functional.cross_entropy(
-                    logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum"
-                )
+                torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
             )
             count += int((labels != IGNORE_INDEX).sum())
     model.train(was_training)

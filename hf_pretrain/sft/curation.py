@@ -1,10 +1,11 @@
 """From all instruction rows to the few worth training on, with a count for every row that went.
 
-The order is the cheap and certain first: language, length, refusals and boilerplate, format; then copies (equal prompts,
-then prompts that are nearly equal: MinHash proposes, the exact Jaccard similarity decides); then benchmark items; then
-caps per source; then a budget. Within the budget rows are taken by quality, source by source in turn, and a row too
-close to one already taken is passed over, as in DEITA (2312.15685): score first, diversity as a threshold on the
-cosine. LIMA (2305.11206) is the reason that the budget is small. Everything is deterministic, whatever the row order.
+The order is the cheap and certain first: language, length, refusals and boilerplate, format; then copies (equal
+prompts, then prompts that are nearly equal: MinHash proposes, the exact Jaccard similarity decides); then benchmark
+items; then caps per source; then a budget. Within the budget rows are taken by quality, source by source in turn, and
+a row too close to one already taken is passed over, as in DEITA (2312.15685): score first, diversity as a threshold
+on the cosine. LIMA (2305.11206) is the reason that the budget is small. Everything is deterministic, whatever the row
+order.
 """
 
 import hashlib
@@ -77,7 +78,8 @@ class CurationConfig:
         for low, high in (("min_prompt_chars", "max_prompt_chars"), ("min_answer_chars", "max_answer_chars")):
             if not 0 <= getattr(self, low) <= getattr(self, high):
                 raise UserError(
-                    f"{low} = {getattr(self, low)}, {high} = {getattr(self, high)}; the first may not exceed the second."
+                    f"{low} = {getattr(self, low)}, {high} = {getattr(self, high)}; the first may not exceed "
+                    "the second."
                 )
         for name in ("max_repetition", "near_duplicate_threshold", "max_similarity"):
             if not 0 < getattr(self, name) <= 1:
@@ -155,10 +157,11 @@ def curate(
     """Chooses the rows to train on.
 
     Args:
-        rows (`Sequence[Conversation]` or `ReadResult`): The rows; a `ReadResult` brings the count of its unusable ones.
+        rows (`Sequence[Conversation]` or `ReadResult`): The rows; a `ReadResult` brings the count of its unusable
+            ones.
         config (`CurationConfig`): The rules.
-        index (`ContaminationIndex`, *optional*): Benchmark items. Without it nothing is looked up, and the funnel has no
-            `contaminated` row.
+        index (`ContaminationIndex`, *optional*): Benchmark items. Without it nothing is looked up, and the funnel has
+            no `contaminated` row.
 
     Returns:
         `CurationResult`: Kept rows and the funnel.
@@ -309,8 +312,8 @@ def _drop_duplicates(funnel: _Funnel, config: CurationConfig) -> None:
     funnel.remove(set(find_exact_duplicates(prompts, range(len(prompts)))), "duplicate_prompt")
     if config.near_duplicate_threshold >= 1:
         return
-    # Prompts are short: shingles of three words, and buckets of four hashes so that a pair at the threshold is proposed
-    # with a probability near one (1 - (1 - .7**4)**28 = .9995).
+    # Prompts are short: shingles of three words, and buckets of four hashes so that a pair at the threshold is
+    # proposed with a probability near one (1 - (1 - .7**4)**28 = .9995).
     setting = MinhashConfig(
         num_buckets=28,
         hashes_per_bucket=4,

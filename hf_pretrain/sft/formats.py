@@ -1,8 +1,8 @@
 """Instruction rows of the common shapes, brought to one: a list of turns with a role and a text.
 
-Three shapes are read: `messages` (role/content), `conversations` (from/value, as ShareGPT has them, or role/content) and
-`prompt`/`completion` (texts, or lists of turns). What cannot be read at all is the user's mistake and raises with file
-and line; what can be read but cannot be trained on is set aside with a reason and counted.
+Three shapes are read: `messages` (role/content), `conversations` (from/value, as ShareGPT has them, or role/content)
+and `prompt`/`completion` (texts, or lists of turns). What cannot be read at all is the user's mistake and raises with
+file and line; what can be read but cannot be trained on is set aside with a reason and counted.
 """
 
 import json
@@ -126,7 +126,9 @@ def _turns(value: Any, where: str) -> list[dict[str, str]]:
     turns = []
     for index, turn in enumerate(value):
         if not isinstance(turn, Mapping):
-            raise UserError(f"{where}[{index}] is a {type(turn).__name__}; an object with role and content is expected.")
+            raise UserError(
+                f"{where}[{index}] is a {type(turn).__name__}; an object with role and content is expected."
+            )
         name = turn.get("role", turn.get("from"))
         text = turn.get("content", turn.get("value"))
         if name not in ROLES:
@@ -176,7 +178,9 @@ def iterate_rows(path: str | Path) -> Iterator[tuple[str, Any]]:
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; give a .jsonl file or a folder of them.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start}); convert it first.") from error
+        raise UserError(
+            f"{path} is no UTF-8 text ({error.reason} at byte {error.start}); convert it first."
+        ) from error
 
 
 def read_conversations(path: str | Path) -> ReadResult:

@@ -1,9 +1,9 @@
 """Chat templates, judged by what they render.
 
 A mask of assistant tokens is only as good as the template: without generation markers it is all zeros, and with the
-markers in the wrong place the token that ends a turn is never trained, so the model never stops. Both leave a loss that
-looks healthy. `check_template` renders a probe of two exchanges and raises on either; `encode` renders real rows and
-cuts what is too long at a turn border, so that an answer is trained whole or not at all.
+markers in the wrong place the token that ends a turn is never trained, so the model never stops. Both leave a loss
+that looks healthy. `check_template` renders a probe of two exchanges and raises on either; `encode` renders real rows
+and cuts what is too long at a turn border, so that an answer is trained whole or not at all.
 """
 
 import re
@@ -122,7 +122,8 @@ def check_template(tokenizer: "PreTrainedTokenizerBase") -> TemplateReport:
         raise UserError(f"tokenizer = {name}; it has no chat template: set one with generation markers.")
     if not re.search(r"\{%-?\s*generation\b", str(tokenizer.chat_template)):
         raise UserError(
-            f"tokenizer = {name}; its chat template has no {{% generation %}} markers, so the loss on assistant tokens "
+            f"tokenizer = {name}; its chat template has no {{% generation %}} markers, so the loss on "
+            f"assistant tokens "
             "would train on nothing: put the markers around the assistant's turn and its end-of-turn token."
         )
     ids, mask = render(tokenizer, _PROBE)
@@ -141,14 +142,16 @@ def check_template(tokenizer: "PreTrainedTokenizerBase") -> TemplateReport:
             stop -= 1
         if ids[stop - 1] not in special:
             raise UserError(
-                f"tokenizer = {name}; its chat template leaves the end-of-turn token outside the generation markers, so "
+                f"tokenizer = {name}; its chat template leaves the end-of-turn token outside the generation "
+                "markers, so "
                 "the model would never learn to stop: move the closing marker behind that token."
             )
         end_ids.add(ids[stop - 1])
         words = tokenizer.decode(ids[start : stop - 1]).strip()
         if words != answer:
             raise UserError(
-                f"tokenizer = {name}; its chat template marks {words!r} where the assistant says {answer!r}: the markers "
+                f"tokenizer = {name}; its chat template marks {words!r} where the assistant says {answer!r}: "
+                "the markers "
                 "must hold the answer and its end-of-turn token, nothing else."
             )
     if len(end_ids) != 1:

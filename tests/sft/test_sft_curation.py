@@ -33,7 +33,10 @@ def row(number, prompt=None, answer=None, source="faq", **extra):
     random.Random(number).shuffle(words)
     return Conversation(
         (
-            {"role": "user", "content": prompt or f"Please explain matter number {number} of {words[0]} and {words[1]}?"},
+            {
+                "role": "user",
+                "content": prompt or f"Please explain matter number {number} of {words[0]} and {words[1]}?",
+            },
             {"role": "assistant", "content": answer or f"Matter {number} is about " + " and ".join(words) + "."},
         ),
         source,

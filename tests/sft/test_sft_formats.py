@@ -69,12 +69,19 @@ def test_reading_a_folder_counts_rows_by_source(tmp_path):
     result = read_conversations(tmp_path)
     assert result.rows == {"a": 1, "b": 1, "faq": 1}
     assert result.unusable == {"b": {"empty_turn": 1}}
-    assert [(row.source, row.id, row.license) for row in result.conversations] == [("a", "a/0", None), ("faq", "a", "MIT")]
+    assert [(row.source, row.id, row.license) for row in result.conversations] == [
+        ("a", "a/0", None),
+        ("faq", "a", "MIT"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b'{"prompt": "hi"', r"rows.jsonl:1 is no JSON"), (b"\xff\xfe\x00", r"is no UTF-8 text"), (b"5\n", r":1 is a int")],
+    [
+        (b'{"prompt": "hi"', r"rows.jsonl:1 is no JSON"),
+        (b"\xff\xfe\x00", r"is no UTF-8 text"),
+        (b"5\n", r":1 is a int"),
+    ],
 )
 def test_broken_files_raise_with_line(tmp_path, content, message):
     (tmp_path / "rows.jsonl").write_bytes(content)

@@ -1,0 +1,579 @@
+"""Sections on what was reached, how training went, and what the corpus is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hf_pretrain.reporting import figures
+from hf_pretrain.reporting.blocks import Block, Column, Figure, Section, Table
+from hf_pretrain.reporting.figures import CATEGORICAL, Mark, Series, both, smooth
+from hf_pretrain.reporting.run_data import RunData, TrainingLog, last_router_load, mixture_over_time
+from hf_pretrain.utils.number_text import count, duration, number, size
+
+
+_MODEL_COLORS = ("c8", "c1", "c3", "c2", "c4", "c5", "c6", "c7")
+
+
+def evaluation_sections(run: RunData) -> list[Section]:
+    """Bits per byte, long context, benchmarks.
+
+    Args:
+        run (`RunData`): Facts and logs.
+
+    Returns:
+        `list[Section]`: Three sections; what was not measured is empty.
+    """
+    facts = run.stage("evaluate")
+    return [
+        Section("result", "Result", _bits_per_byte(facts)),
+        Section("context", "Long context", _long_context(facts)),
+        Section("benchmarks", "Benchmarks", _benchmarks(run, facts)),
+    ]
+
+
+def _bits_per_byte(facts: dict[str, Any]) -> list[Block]:
+    bits = facts.get("bits_per_byte", {})
+    if not bits:
+        return []
+    models = list(bits)
+    sources = [*sorted({name for values in bits.values() for name in values} - {"all"}), "all"]
+    rows = [(source, [bits[model][source] for model in models]) for source in sources]
+    colors = _cycle(_MODEL_COLORS, len(models))
+    figure = Figure(
+        "Bits per byte of held-out text, by source",
+        _safe(
+            both(
+                lambda variant: figures.dumbbells(
+                    variant,
+                    rows,
+                    models,
+                    colors,
+                    "Bits per byte by source and model",
+                    "bits per byte, lower is better",
+                )
+            )
+        ),
+        f"Convention: {facts.get('convention', 'not recorded')}.",
+        [
+            (short_name(model), color, place == 0)
+            for place, (model, color) in enumerate(zip(models, colors, strict=True))
+        ],
+        table=Table(
+            [Column("source"), *(Column(short_name(model), True) for model in models), Column("tokens scored", True)],
+            [
+                [
+                    source,
+                    *(number(value) for value in values),
+                    number(facts.get("scored", {}).get(source, {}).get("tokens")),
+                ]
+                for source, values in rows
+            ],
+            ("all",),
+        ),
+    )
+    return [Block("figure", figure=figure)]
+
+
+def _long_context(facts: dict[str, Any]) -> list[Block]:
+    context = facts.get("long_context", {})
+    scores = context.get("bits_per_byte", {})
+    if not scores:
+        return []
+    edges = context["edges"]
+    middles = [(low + high) / 2 for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    curves = [
+        (f"{short_name(model)}, window {length}", values)
+        for model, by in scores.items()
+        for length, values in by.items()
+    ]
+    colors = _cycle(("c8", "c2", "c7", "c1", "c3", "c4", "c5", "c6"), len(curves))
+    series = [Series(name, middles, y, color) for (name, y), color in zip(curves, colors, strict=True)]
+    lengths = [f"{low} to {high}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    figure = Figure(
+        "Does a longer window help, and where?",
+        _safe(
+            both(
+                lambda variant: figures.line_chart(
+                    variant,
+                    series,
+                    "Bits per byte by position in the document",
+                    "tokens from the start of the document",
+                    "bits per byte",
+                    height=260.0,
+                    name_ends=False,
+                )
+            )
+        ),
+        f"By model and window length in tokens, over {count(context.get('documents'))} documents. Convention: "
+        f"{context.get('convention', 'not recorded')}.",
+        [(name, color, False) for (name, _), color in zip(curves, colors, strict=True)],
+        table=Table(
+            [Column("position in tokens"), *(Column(name, True) for name, _ in curves)],
+            [[length, *(number(y[place]) for _, y in curves)] for place, length in enumerate(lengths)],
+        ),
+    )
+    return [Block("figure", figure=figure)]
+
+
+def _benchmarks(run: RunData, facts: dict[str, Any]) -> list[Block]:
+    blocks = []
+    found = run.stage("corpus").get("contamination", {})
+    if found:
+        action = run.stage("corpus").get("contamination_action", "")
+        blocks.append(
+            Block(
+                "text",
+                "Before training, every document of the raw corpus was searched for the items of these benchmarks"
+                + (f"; the action on what was found: {action}." if action else "."),
+            )
+        )
+        keys = ("items", "checked", "unchecked", "contaminated", "documents")
+        heads = ("items", "checked", "too short to check", "found in the corpus", "in documents")
+        blocks.append(
+            Block(
+                "table",
+                table=Table(
+                    [Column("benchmark"), Column("revision"), *(Column(head, True) for head in heads)],
+                    [
+                        [name, str(row.get("revision") or "-"), *(number(row.get(key)) for key in keys)]
+                        for name, row in found.items()
+                    ],
+                ),
+            )
+        )
+    for benchmark, models in facts.get("benchmarks", {}).items():
+        rows, table = [], []
+        for model, groups in models.items():
+            found_scores = [
+                (score["bits_per_byte"], score["low"], score["high"], color)
+                for score, color in ((groups.get("clean", {}), "c1"), (groups.get("contaminated", {}), "c2"))
+                if "bits_per_byte" in score
+            ]
+            if found_scores:
+                rows.append((short_name(model), found_scores))
+            table.append(
+                [model]
+                + [
+                    _interval(groups.get(group, {})) if "bits_per_byte" in groups.get(group, {}) else "no items"
+                    for group in ("all", "clean", "contaminated")
+                ]
+            )
+        if not rows:
+            continue
+        sizes = {group: score.get("items") for group, score in next(iter(models.values())).items()}
+        drawing = both(
+            lambda variant, rows=rows, benchmark=benchmark: figures.intervals(
+                variant, rows, f"Scores on {benchmark}", "bits per byte of the reference answer, lower is better"
+            )
+        )
+        blocks.append(
+            Block(
+                "figure",
+                figure=Figure(
+                    benchmark,
+                    _safe(drawing),
+                    f"Convention: {facts.get('benchmark_convention', 'not recorded')}.",
+                    [
+                        (f"clean ({number(sizes.get('clean'))} items)", "c1", False),
+                        (f"found in the raw corpus ({number(sizes.get('contaminated'))} items)", "c2", False),
+                    ],
+                    table=Table(
+                        [Column("model"), Column("all", True), Column("clean", True), Column("contaminated", True)],
+                        table,
+                    ),
+                ),
+            )
+        )
+    return blocks
+
+
+def _interval(score: dict[str, Any]) -> str:
+    return f"{number(score['bits_per_byte'])} ({number(score['low'])} to {number(score['high'])})"
+
+
+def training_sections(run: RunData) -> list[Section]:
+    """Loss, learning rate, mixture, routers, spikes.
+
+    Args:
+        run (`RunData`): Facts and logs.
+
+    Returns:
+        `list[Section]`: Three sections; what was not logged is empty.
+    """
+    stages = run.stages("pretrain")
+    marks = [Mark(log.offset, short_name(log.name)) for log in run.logs]
+    return [
+        Section("training", "Training", [*_curves(run.logs, marks), *_stage_table(stages), *_spikes(stages)]),
+        Section("mixture", "Data mixture", _mixture(run, stages, marks)),
+        Section("routers", "Routers", _routers(run, marks)),
+    ]
+
+
+def _curves(logs: Sequence[TrainingLog], marks: Sequence[Mark]) -> list[Block]:
+    blocks = []
+    x, raw, running, window = _joined(logs, "ce_loss", "loss")
+    if len(x) > 1:
+        series = [Series("loss", x, running, "c1", raw)]
+        drawing = both(
+            lambda variant: figures.line_chart(
+                variant, series, "Training loss over tokens", "tokens seen", "nats a token", marks, 320.0
+            )
+        )
+        caption = f"Cross-entropy on training batches. Thin: as logged; thick: running median of {window} entries."
+        blocks.append(Block("figure", figure=Figure("Loss", _safe(drawing), caption)))
+    x, raw, _, _ = _joined(logs, "learning_rate")
+    if len(x) > 1:
+        rate = [Series("learning rate", x, raw, "c3")]
+        drawing = both(
+            lambda variant: figures.line_chart(
+                variant,
+                rate,
+                "Learning rate over tokens",
+                "tokens seen",
+                "learning rate",
+                marks,
+                190.0,
+                from_zero=True,
+            )
+        )
+        caption = "Peak and shape of each stage are in its facts; the schedule counts updates."
+        blocks.append(Block("figure", figure=Figure("Learning rate", _safe(drawing), caption)))
+    return blocks
+
+
+def _joined(logs: Sequence[TrainingLog], *keys: str) -> tuple[list[float], list[float], list[float], int]:
+    """Values of all stages; the running median does not cross from one stage into the next."""
+    x, raw, running = [], [], []
+    longest = max((len(log.lines) for log in logs), default=0)
+    window = max(1, longest // 25) | 1
+    for log in logs:
+        places, values = log.values(*keys)
+        x += places
+        raw += values
+        running += smooth(values, window)
+    return x, raw, running, window
+
+
+def _stage_table(stages: dict[str, dict[str, Any]]) -> list[Block]:
+    if not stages:
+        return []
+    rows = []
+    for name, facts in stages.items():
+        data, loss, speed = facts.get("data", {}), facts.get("loss", {}), facts.get("throughput", {})
+        rows.append(
+            [
+                name,
+                count(data.get("train_tokens")),
+                number(data.get("steps")),
+                number(data.get("seq_length")),
+                f"{number(loss.get('first'), 2)} to {number(loss.get('last'), 2)}",
+                count(speed.get("tokens_per_second")),
+                duration(speed.get("seconds", facts.get("seconds"))),
+            ]
+        )
+    heads = ("tokens", "updates", "window", "loss", "tokens/s", "time")
+    blocks = [Block("table", table=Table([Column("stage"), *(Column(head, True) for head in heads)], rows))]
+    used = [facts.get("throughput", {}) for facts in stages.values()]
+    if any(speed.get("mfu") is not None for speed in used):
+        shown = ", ".join(f"{name} {number(facts['throughput'].get('mfu'))}" for name, facts in stages.items())
+        blocks.append(Block("note", f"Model FLOPs utilisation: {shown} ({used[0].get('flop_convention', '')})."))
+    return blocks
+
+
+def _spikes(stages: dict[str, dict[str, Any]]) -> list[Block]:
+    spikes = [(name, spike) for name, facts in stages.items() for spike in facts.get("spikes") or []]
+    if not stages:
+        return []
+    if not spikes:
+        return [Block("note", "Loss spikes: none was detected.")]
+    keys = [
+        key
+        for key in dict.fromkeys(key for _, spike in spikes for key in spike)
+        if all(isinstance(spike.get(key), (int, float, str, type(None))) for _, spike in spikes)
+    ]
+    numeric = {key: all(not isinstance(spike.get(key), str) for _, spike in spikes) for key in keys}
+    table = Table(
+        [Column("stage"), *(Column(key.replace("_", " "), numeric[key]) for key in keys)],
+        [
+            [name, *(str(spike.get(key, "-")) if not numeric[key] else number(spike.get(key), 2) for key in keys)]
+            for name, spike in spikes
+        ],
+    )
+    return [Block("table", title="Loss spikes", table=table)]
+
+
+def _mixture(run: RunData, stages: dict[str, dict[str, Any]], marks: Sequence[Mark]) -> list[Block]:
+    blocks = []
+    borders, shares = mixture_over_time(run.logs)
+    colors = source_colors(run)
+    if len(borders) > 1:
+        drawing = both(
+            lambda variant: figures.stacked_shares(
+                variant, borders, shares, colors, "Share of each source over tokens", "tokens seen", marks
+            )
+        )
+        legend = [(name, colors[name], False) for name in reversed(shares)]
+        figure = Figure(
+            "What was read when",
+            _safe(drawing),
+            "Share of each source in the tokens read between two log entries; the lines across part the stages.",
+            legend,
+            legend_narrow_only=True,
+        )
+        blocks.append(Block("figure", figure=figure))
+    rows = []
+    for stage, facts in stages.items():
+        for source, data in facts.get("data", {}).get("sources", {}).items():
+            rows.append(
+                [
+                    stage,
+                    source,
+                    count(data.get("tokens")),
+                    number(data.get("share")),
+                    number(data.get("planned_share")),
+                    number(data.get("epochs"), 2),
+                    count(data.get("unique_tokens")),
+                ]
+            )
+    if rows:
+        blocks.append(Block("table", title="Share of each source, by stage", table=_share_table(stages)))
+        heads = ("tokens read", "share", "planned", "epochs", "unique tokens")
+        columns = [Column("stage"), Column("source"), *(Column(head, True) for head in heads)]
+        blocks.append(
+            Block("details", title="Tokens, plan and epochs, by stage and source", table=Table(columns, rows))
+        )
+    return blocks
+
+
+def _share_table(stages: dict[str, dict[str, Any]]) -> Table:
+    by_stage = {name: facts.get("data", {}).get("sources", {}) for name, facts in stages.items()}
+    names = sorted({source for sources in by_stage.values() for source in sources})
+    return Table(
+        [Column("source"), *(Column(short_name(stage), True) for stage in by_stage)],
+        [[name, *(number(sources.get(name, {}).get("share")) for sources in by_stage.values())] for name in names],
+    )
+
+
+def short_name(stage: str) -> str:
+    """A stage's name as people say it.
+
+    Args:
+        stage (`str`): E.g. `"4_long_context"`.
+
+    Returns:
+        `str`: E.g. `"long context"`.
+    """
+    head, _, rest = stage.partition("_")
+    return (rest if head.isdigit() and rest else stage).replace("_", " ")
+
+
+def source_colors(run: RunData) -> dict[str, str]:
+    """The colour of each source, the same in every figure.
+
+    Args:
+        run (`RunData`): Facts and logs.
+
+    Returns:
+        `dict[str, str]`: Variable by name.
+    """
+    names = set(run.stage("corpus").get("sources", {}))
+    names |= set(mixture_over_time(run.logs)[1])
+    ordered = sorted(names)
+    return dict(zip(ordered, _cycle(CATEGORICAL, len(ordered)), strict=True))
+
+
+def _routers(run: RunData, marks: Sequence[Mark]) -> list[Block]:
+    blocks = []
+    stage, load = last_router_load(run.logs)
+    if load:
+        drawing = both(
+            lambda variant: figures.heat_map(variant, load, "Load of each expert by layer", "layer", "expert")
+        )
+        caption = (
+            f"Tokens an expert received at the last log entry of {stage}, over the mean of its layer: 1.00 is balance."
+        )
+        table = Table(
+            [Column("layer"), *(Column(f"expert {place}", True) for place in range(len(load[0])))],
+            [[str(layer), *(number(value, 2) for value in row)] for layer, row in enumerate(load)],
+        )
+        blocks.append(Block("figure", figure=Figure("Load of the experts", _safe(drawing), caption, table=table)))
+    x, raw, running, _ = _joined(run.logs, "router/max_vio")
+    if len(x) > 1:
+        series = [Series("max violation", x, running, "c2", raw)]
+        drawing = both(
+            lambda variant: figures.line_chart(
+                variant, series, "Worst imbalance over tokens", "tokens seen", "MaxVio", marks, 200.0, from_zero=True
+            )
+        )
+        caption = "Load of the busiest expert over the mean, less one, in the worst layer; 0 is balance."
+        blocks.append(Block("figure", figure=Figure("Worst imbalance", _safe(drawing), caption)))
+    return blocks
+
+
+def corpus_sections(run: RunData) -> list[Section]:
+    """Where the documents went, and what is left.
+
+    Args:
+        run (`RunData`): Facts and logs.
+
+    Returns:
+        `list[Section]`: One section.
+    """
+    facts = run.stage("corpus")
+    funnel = facts.get("funnel", {})
+    blocks: list[Block] = []
+    stages = funnel.get("stages", [])
+    if stages:
+        rows = [("raw", stages[0]["documents_in"], number(stages[0]["documents_in"]), "c8")]
+        rows += [(row["stage"], row["documents_out"], number(row["documents_out"]), "c1") for row in stages]
+        drawing = both(lambda variant: figures.bars(variant, rows, "Documents left after each stage", 90.0))
+        table = Table(
+            [Column("stage"), *(Column(head, True) for head in ("in", "out", "bytes out", "trimmed", "time"))],
+            [
+                [
+                    row["stage"],
+                    number(row["documents_in"]),
+                    number(row["documents_out"]),
+                    size(row["bytes_out"]),
+                    size(row["bytes_trimmed"]),
+                    duration(row["seconds"]),
+                ]
+                for row in stages
+            ],
+        )
+        caption = "Documents left after each stage of cleaning, all sources together."
+        blocks.append(Block("figure", figure=Figure("Funnel", _safe(drawing), caption, table=table)))
+        blocks += [Block("note", f"Alarm: {alarm}.") for alarm in funnel.get("alarms", [])]
+        blocks += _reasons(stages, funnel.get("rows", []))
+    blocks += _sources(facts)
+    blocks += _corpus_notes(facts)
+    return [Section("corpus", "Corpus", blocks)]
+
+
+def _reasons(stages: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[Block]:
+    removed = [
+        (row["stage"], reason, counts["documents"], counts["bytes"])
+        for row in stages
+        for reason, counts in sorted(row["removed"].items(), key=lambda item: -item[1]["documents"])
+    ]
+    blocks = []
+    if removed:
+        table = Table(
+            [Column("stage"), Column("reason"), Column("documents", True), Column("text", True)],
+            [[stage, reason, number(documents), size(text)] for stage, reason, documents, text in removed],
+        )
+        blocks.append(Block("details", title="Documents removed, by reason", table=table))
+    names = list(dict.fromkeys(row["source"] for row in rows))
+    if names:
+        out = {(row["stage"], row["source"]): row["documents_out"] for row in rows}
+        first = {row["source"]: row["documents_in"] for row in reversed(rows)}
+        table = Table(
+            [Column("source"), Column("raw", True), *(Column(row["stage"], True) for row in stages)],
+            [
+                [name, number(first[name]), *(number(out.get((row["stage"], name))) for row in stages)]
+                for name in names
+            ],
+        )
+        blocks.append(Block("details", title="Documents left, by source and stage", table=table))
+    return blocks
+
+
+def _sources(facts: dict[str, Any]) -> list[Block]:
+    sources = facts.get("sources", {})
+    if not sources:
+        return []
+    keys = ("documents", "bytes", "tokens", "validation_tokens")
+    total = facts.get("totals", {})
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        return [number(row.get(keys[0])), size(row.get(keys[1])), *(number(row.get(key)) for key in keys[2:])]
+
+    rows = [[name, *cells(row)] for name, row in sources.items()]
+    if total:
+        rows.append(["all", *cells(total)])
+    heads = ("documents", "text", "tokens", "held out")
+    table = Table([Column("source"), *(Column(head, True) for head in heads)], rows, ("all",))
+    return [Block("table", title="What is left, by source", table=table)]
+
+
+def _corpus_notes(facts: dict[str, Any]) -> list[Block]:
+    notes = []
+    for name, row in facts.get("dedup", {}).items():
+        notes.append(f"{number(row.get('removed'))} {name} duplicates removed")
+    pii = facts.get("pii", {})
+    if pii:
+        notes.append("masked personal data: " + ", ".join(f"{number(value)} {kind}" for kind, value in pii.items()))
+    tokenizer = facts.get("tokenizer", {})
+    if tokenizer:
+        notes.append(
+            f"tokenizer of {number(tokenizer.get('vocab_size'))} tokens, "
+            f"{number(tokenizer.get('bytes_per_token'), 2)} "
+            "bytes a token"
+        )
+    text = "; ".join(notes)
+    return [Block("note", text[:1].upper() + text[1:] + ".")] if notes else []
+
+
+def sft_section(run: RunData) -> list[Section]:
+    """Instruction tuning.
+
+    Args:
+        run (`RunData`): Facts and logs.
+
+    Returns:
+        `list[Section]`: One section.
+    """
+    facts = run.stage("sft")
+    curation = facts.get("curation", {})
+    blocks: list[Block] = []
+    if curation:
+        rows = [("rows", curation["rows"], number(curation["rows"]), "c8")]
+        rows += [(reason, gone, number(gone), "c2") for reason, gone in curation["dropped"].items() if gone]
+        rows += [("kept", curation["kept"], number(curation["kept"]), "c1")]
+        drawing = both(lambda variant: figures.bars(variant, rows, "Instruction rows by fate", 90.0))
+        table = Table(
+            [Column("source"), Column("rows", True), Column("kept", True)],
+            [
+                [name, number(source["rows"]), number(source["kept"])]
+                for name, source in curation.get("sources", {}).items()
+            ],
+        )
+        caption = "Rows of instruction data, those dropped by reason, and those kept for training and measuring."
+        blocks.append(Block("figure", figure=Figure("Curation", _safe(drawing), caption, table=table)))
+    logs = run.sft_logs[-1:]
+    x, raw, running, window = _joined(logs, "loss")
+    if len(x) > 1:
+        series = [Series("loss", x, running, "c4", raw)]
+        drawing = both(
+            lambda variant: figures.line_chart(
+                variant, series, "Loss on assistant tokens over updates", "updates", "nats a token", height=220.0
+            )
+        )
+        caption = f"On training batches. Thin: as logged; thick: running median of {window} entries."
+        blocks.append(Block("figure", figure=Figure("Loss on the assistant's tokens", _safe(drawing), caption)))
+    loss = facts.get("assistant_loss", {})
+    if loss:
+        rows_of_loss = [
+            [kind, number(loss.get(f"{key}_before")), number(loss.get(f"{key}_after"))]
+            for kind, key in (("training rows", "train"), ("held-out rows", "validation"))
+            if f"{key}_before" in loss
+        ]
+        table = Table([Column("loss on"), Column("before", True), Column("after", True)], rows_of_loss)
+        blocks.append(Block("table", table=table))
+        balance = facts.get("router_balance", {})
+        text = f"Convention: {facts.get('convention', 'not recorded')}. "
+        if balance.get("active"):
+            text += f"Router balancing was active with coefficient {balance.get('coefficient'):g}."
+        else:
+            text += "Router balancing was off."
+        blocks.append(Block("note", text))
+    return [Section("sft", "Instruction tuning", blocks)]
+
+
+def _cycle(colors: Sequence[str], length: int) -> list[str]:
+    return [colors[place % len(colors)] for place in range(length)]
+
+
+def _safe(svg: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(svg)
