@@ -71,6 +71,24 @@ def test_rms_norm_matches_the_formula_in_bf16():
 
 
 @KINDS
+def test_same_weights_give_the_logits_of_qwen3(experts):
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    model, ids = build(experts), tokens()
+    shared = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
+        "num_key_value_heads", "tie_word_embeddings", "moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob",
+    )  # fmt: skip
+    fields = {name: getattr(model.config, name) for name in shared}
+    if experts:
+        twin = Qwen3MoeForCausalLM(Qwen3MoeConfig(**fields, num_experts=experts)).eval()
+    else:
+        twin = Qwen3ForCausalLM(Qwen3Config(**fields)).eval()
+    twin.load_state_dict(model.state_dict())
+    torch.testing.assert_close(twin(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+
+
+@KINDS
 def test_cached_generation_equals_uncached(experts):
     model, ids = build(experts), tokens(2, 6)
     cached = model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=True)
@@ -317,6 +335,8 @@ def test_evaluation_loss_is_the_cross_entropy_alone():
     ids = tokens()
     with_terms, without = build(router_aux_loss_coef=1.0), build(router_aux_loss_coef=0.0, router_z_loss_coef=0.0)
     assert with_terms(input_ids=ids, labels=ids).loss == without(input_ids=ids, labels=ids).loss
+    asked = with_terms(input_ids=ids, labels=ids, output_router_logits=True)
+    assert asked.loss == without(input_ids=ids, labels=ids).loss and asked.aux_loss > 0.9
     assert with_terms.router_statistics() == {}
     assert with_terms.train()(input_ids=ids, labels=ids).loss > without(input_ids=ids, labels=ids).loss + 0.9
 
