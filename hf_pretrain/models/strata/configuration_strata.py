@@ -310,13 +310,6 @@ class StrataConfig(PreTrainedConfig):
             and (layer_idx + 1) % self.moe_layer_freq == 0
         )
 
-    @property
-    def noise_scale(self) -> float:
-        """Scale of the router noise in use: `router_noise_scale`, or the usual value of the kind of noise."""
-        if self.router_noise_scale is not None:
-            return float(self.router_noise_scale)
-        return 0.01 if self.router_noise == "jitter" else 1.0
-
     def validate_shape(self):
         """Sizes are positive and fit each other."""
         for name in (

@@ -362,6 +362,9 @@ class StrataRouter(nn.Module):
         self.num_experts = config.num_experts
         self.top_k = config.num_experts_per_tok
         self.hidden_dim = config.hidden_size
+        self.noise_scale = config.router_noise_scale
+        if self.noise_scale is None:
+            self.noise_scale = 0.01 if config.router_noise == "jitter" else 1.0
         self.weight = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim))
         if config.router_noise == "gaussian":
             self.noise_weight = nn.Parameter(torch.zeros(self.num_experts, self.hidden_dim))
@@ -394,7 +397,7 @@ class StrataRouter(nn.Module):
             inputs = hidden_states.reshape(-1, self.hidden_dim).float()
             config = self.config
             if self.training and config.router_noise == "jitter":
-                spread = config.noise_scale
+                spread = self.noise_scale
                 inputs = inputs * torch.empty_like(inputs).uniform_(1.0 - spread, 1.0 + spread)
             logits = F.linear(inputs, self.weight.float())
             scores = router_scores(logits, config.scoring_func)
@@ -433,8 +436,8 @@ class StrataRouter(nn.Module):
         config = self.config
         if config.router_noise == "gumbel":
             # The draw decides who is asked; the gate stays the clean probability, as at inference.
-            return scores, router_scores(logits + config.noise_scale * gumbel_noise(logits), config.scoring_func), None
-        scale = config.noise_scale * F.softplus(F.linear(inputs, self.noise_weight.float()))
+            return scores, router_scores(logits + self.noise_scale * gumbel_noise(logits), config.scoring_func), None
+        scale = self.noise_scale * F.softplus(F.linear(inputs, self.noise_weight.float()))
         noisy = logits + torch.randn_like(logits) * scale
         noisy_scores = router_scores(noisy, config.scoring_func)
         share = None
