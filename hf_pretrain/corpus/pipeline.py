@@ -378,7 +378,8 @@ class _CorpusBuilder:
             stage,
             sum(documents.details["rows"].values()),
         )
-        return merge_rows(outcome.tallies)
+        # Tasks meet the sources in any order; the account does not depend on how many there were.
+        return sorted(merge_rows(outcome.tallies), key=lambda row: self.config.source_names.index(row["source"]))
 
     def _details(self, folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         files: dict[str, int] = {}
@@ -415,7 +416,11 @@ class _CorpusBuilder:
         _publish_folder(tokenizer.folder / "tokenizer", self.out_dir / "tokenizer")
         _publish_folder(tokens.folder / "tokens", self.out_dir / "tokens")
         report = None
-        if contamination is not None:
+        if contamination is None:
+            # What an earlier build found says nothing about this corpus.
+            shutil.rmtree(self.out_dir / "contamination_index", ignore_errors=True)
+            (self.out_dir / "contamination.json").unlink(missing_ok=True)
+        else:
             _publish_folder(contamination.folder / "index", self.out_dir / "contamination_index")
             report = read_json(contamination.folder / "contamination.json")
             write_json(self.out_dir / "contamination.json", report)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import multiprocess
 from datatrove.data import DocumentsPipeline
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
@@ -201,19 +202,14 @@ def run_pipeline(
         `PipelineOutcome`: Statistics and tallies of all tasks, those finished before an interrupt included.
     """
     with Progress(label, total) as progress, _quiet_datatrove():
-        # datatrove's pool reports nothing on the way; one process can count as it goes.
+        workers = min(workers, tasks)
         tap = ProgressTap(progress if workers == 1 else None)
         executor = StageExecutor(
-            pipeline=[pipeline[0], tap, *pipeline[1:]],
-            tasks=tasks,
-            workers=min(workers, tasks),
-            logging_dir=str(logging_dir),
+            pipeline=[pipeline[0], tap, *pipeline[1:]], tasks=tasks, workers=workers, logging_dir=str(logging_dir)
         )
+        executor.progress = progress if workers > 1 else None
         executor.run()
-        outcome = merge_outcome(logging_dir)
-        if workers > 1:
-            progress.update(sum(row["documents_in"] for row in outcome.tallies[:1]))
-    return outcome
+    return merge_outcome(logging_dir)
 
 
 def merge_outcome(logging_dir: Path) -> PipelineOutcome:
@@ -234,10 +230,10 @@ def merge_outcome(logging_dir: Path) -> PipelineOutcome:
 
 
 class ProgressTap(PipelineStep):
-    """Counts the documents that pass on a progress line.
+    """Counts the documents that pass, on a progress line or for the process that shows one.
 
     Args:
-        progress (`Progress`, *optional*): The line; `None` counts nothing.
+        progress (`Progress`, *optional*): The line; `None` in a worker process.
     """
 
     name = "Progress"
@@ -264,29 +260,44 @@ class ProgressTap(PipelineStep):
         """
         for document in data:
             yield document
+            self.stat_update("documents")
             if self.progress is not None:
                 self.progress.update()
 
 
 class StageExecutor(LocalPipelineExecutor):
-    """datatrove's local executor without its manager process for one worker, and without tracebacks on the terminal.
+    """datatrove's local executor without its manager process, and without tracebacks on the terminal.
 
     A mistake of the user travels through unchanged; any other error is written to the task's log file.
     """
 
-    def run(self) -> PipelineStats | None:
+    progress: Progress | None = None
+
+    def run(self) -> PipelineStats:
         """Runs the tasks that are not complete.
 
         Returns:
-            `PipelineStats` or `None`: Statistics of the tasks run now; use [`merge_outcome`] for all.
+            `PipelineStats`: Statistics of the tasks run now; use [`merge_outcome`] for all.
         """
-        if self.workers != 1:
-            return super().run()
-        pipeline, stats = self.pipeline, PipelineStats()
-        for rank in self.get_incomplete_ranks(range(self.tasks)):
-            self.pipeline = deepcopy(pipeline)
-            stats = stats + self._run_for_rank(rank)
-        self.pipeline = pipeline
+        ranks = self.get_incomplete_ranks(range(self.tasks))
+        stats = PipelineStats()
+        if self.workers == 1:
+            pipeline = self.pipeline
+            for rank in ranks:
+                self.pipeline = deepcopy(pipeline)
+                stats = stats + self._run_for_rank(rank)
+            self.pipeline = pipeline
+            return stats
+        progress, self.progress = self.progress, None  # an open terminal does not travel to the workers
+        context = multiprocess.get_context(self.start_method)
+        if self.start_method == "forkserver":
+            # Imported once in the server, not once in every worker of every step.
+            context.set_forkserver_preload(["hf_pretrain.corpus.pipeline"])
+        with context.Pool(self.workers) as pool:
+            for done in pool.imap_unordered(self._run_for_rank, ranks):
+                stats = stats + done
+                if progress is not None:
+                    progress.update(done.stats[1]["documents"].total)
         return stats
 
     def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1) -> PipelineStats:

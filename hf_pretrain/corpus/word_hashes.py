@@ -143,6 +143,7 @@ def hash_words(
         parts.append(codes)
         parts.append(_SEPARATOR)
     codes = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+    del parts  # half the memory of a long text
     char_ends = np.cumsum(lengths)
     hashes, starts, weak = _words_of(codes, numbers == "mask")
     return WordHashes(hashes, np.searchsorted(starts, char_ends).astype(np.int64), weak)
@@ -180,8 +181,9 @@ def _words_of(codes: np.ndarray, mask_numbers: bool) -> tuple[np.ndarray, np.nda
     starts = np.flatnonzero(starts_here)
     stops = np.flatnonzero(ends_here) + 1
     digit = (codes >= 48) & (codes <= 57)
-    digit_sums = np.concatenate([[0], np.cumsum(digit)])
-    weak = (digit_sums[stops] - digit_sums[starts]) == (stops - starts)
+    # What follows a word up to the next one is no digit, so the sum from start to start is the word's.
+    digits = np.add.reduceat(digit.view(np.uint8), starts, dtype=np.uint32) if len(starts) else starts
+    weak = digits == stops - starts
     weak |= (stops - starts == 1) & ~single[starts]
     if mask_numbers:
         codes = np.where(digit, np.uint32(48), codes)

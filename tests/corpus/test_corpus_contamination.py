@@ -103,6 +103,15 @@ def test_many_items_share_ngrams() -> None:
     assert index.match_text(f"Then {stem} rain.") == []
 
 
+def test_batch_finds_what_each_text_alone_would() -> None:
+    index = index_of(QUESTION, "what is the colour of the sky", "who was first on the moon")
+    half = QUESTION.split()[:10], QUESTION.split()[10:]
+    texts = ["", QUESTION, " ".join(half[0]), " ".join(half[1]), FILLER, "a what is the colour of the sky", "who was"]
+    together = index.match_texts([*texts, "first on the moon"])
+    assert together == [index.match_text(text) for text in texts] + [[]]
+    assert [len(found) for found in together] == [0, 1, 0, 0, 0, 1, 0, 0]
+
+
 def test_overlap_takes_the_longest_diagonal() -> None:
     overlap = measure_overlap(np.array([3, 4, 5, 20, 9]), np.array([0, 1, 2, 0, 7]), 8, 20)
     assert (overlap.longest_run, overlap.start, overlap.first, overlap.stop) == (10, 3, 3, 28)

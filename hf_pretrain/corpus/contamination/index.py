@@ -266,7 +266,21 @@ class ContaminationIndex:
             `list[list[Match]]`: For each text what `match_text` returns.
         """
         words = _words(texts)
-        return [self._match_words(words.of(index)) for index in range(len(words))]
+        suspects = self._suspects(words)
+        return [self._match_words(words.of(index)) if index in suspects else [] for index in range(len(words))]
+
+    def _suspects(self, words: WordHashes) -> set[int]:
+        """Texts with any n-gram of the index, found for the whole batch at once; most texts have none.
+
+        An n-gram that runs over the end of a text makes a suspect too many, never one too few.
+        """
+        grams = ngram_hashes(words.hashes, self.settings.ngram_size)
+        hits = np.flatnonzero(self._bitmap[self._slots(grams)])
+        places = [hits[_members(self._keys, grams[hits])]]
+        for size, table in self._short.items():
+            keys = np.sort(np.fromiter(table, np.uint64, len(table)))
+            places.append(np.flatnonzero(_members(keys, ngram_hashes(words.hashes, size))))
+        return set(np.searchsorted(words.ends, np.concatenate(places), side="right").tolist())
 
     @staticmethod
     def _slots(keys: np.ndarray) -> np.ndarray:
@@ -368,6 +382,13 @@ def _with_letters(weak: np.ndarray, size: int) -> np.ndarray:
     """Positions of the n-grams in which not every word is a number or a single letter."""
     sums = np.concatenate([[0], np.cumsum(weak)])
     return np.flatnonzero(sums[size:] - sums[:-size] < size)
+
+
+def _members(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each value is among sorted keys."""
+    if not len(keys):
+        return np.zeros(len(values), bool)
+    return keys[np.minimum(np.searchsorted(keys, values), len(keys) - 1)] == values
 
 
 def _ranges(counts: np.ndarray) -> np.ndarray:
