@@ -110,6 +110,12 @@ def _functional() -> ModuleType:
     return importlib.import_module("liger_kernel.transformers.functional")
 
 
+def _kernel_errors() -> tuple[type[Exception], ...]:
+    """What a kernel that does not fit this device, dtype or version may raise when it is called."""
+    triton_error = importlib.import_module("triton.errors").TritonError
+    return (triton_error, RuntimeError, TypeError, ValueError, AttributeError, ImportError)
+
+
 def _agree(plain: Callable, fused: Callable, inputs: list[torch.Tensor]) -> str | None:
     """Runs both forward and backward on copies of the inputs; returns what is wrong, or `None`."""
     results = []
@@ -122,7 +128,7 @@ def _agree(plain: Callable, fused: Callable, inputs: list[torch.Tensor]) -> str 
             sum(
                 (out.float() * torch.linspace(-1, 1, out.shape[-1], device=out.device)).sum() for out in outputs
             ).backward()
-        except Exception as error:  # the kernel is foreign code: whatever it raises means that it stays out
+        except _kernel_errors() as error:
             if function is plain:
                 raise
             return f"its kernel failed in the self-check: {type(error).__name__}: {error}".splitlines()[0][:200]

@@ -1,0 +1,334 @@
+"""`LossSpikeCallback`: sees loss spikes before the update they would make, and logs, skips or stops.
+
+A callback is never given the loss: it is taken by a hook on the model's forward, one value a micro-batch, added up on
+the device and read once a step, before the optimizer moves. The value is that of the whole step over all processes, so
+all decide alike (bugs S3). Gradients are looked at for values that are not finite; their norm before clipping is
+judged too where the trainer hands it over (`observe_grad_norm`), since callbacks see them only clipped.
+
+A skipped update drops the gradients, so weights, moments and the optimizer's step count stay bit by bit as they were
+(bugs S6); the learning rate stays a function of the step and moves on.
+"""
+
+import logging
+import math
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from hf_pretrain.callbacks.detector import SpikeDetector, SpikeVerdict
+from hf_pretrain.callbacks.log_lines import add_to_line, is_training_line, unwrap
+from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.naming import unknown_name_message
+
+
+logger = logging.getLogger(__name__)
+
+ACTIONS = ("log", "skip_update", "stop")
+_MAX_EVENTS = 1000
+
+
+class LossSpikeCallback(TrainerCallback, ExportableState):
+    """Detects loss spikes in any Trainer and acts on them.
+
+    Logs `spike/count` (spikes so far) and `spike/loss_score` (their share of the steps). `events` holds one dict a
+    spike: `step` (the update it would have been), `kind`, `value`, `z_score`, `mean`, `std`, `action`; numbers that
+    are not finite are given as text (`value`) or `None`.
+
+    Args:
+        action (`str`, *optional*, defaults to `"log"`): `"log"`; `"skip_update"`: this step changes no weight and no
+            moment; `"stop"`: the same, and training stops.
+        window (`int`, *optional*, defaults to 128): Accepted steps that the spread is taken over.
+        threshold (`float`, *optional*, defaults to 6.0): Standard deviations above the mean that make a spike.
+        min_rise (`float`, *optional*, defaults to 0.1): Least rise of the loss, in nats.
+        min_values (`int`, *optional*, defaults to 16): Accepted steps needed before a finite loss can be a spike.
+        robust (`bool`, *optional*, defaults to `False`): Median and its deviation instead of mean and standard
+            deviation.
+        max_consecutive (`int`, *optional*, defaults to 20): With `skip_update`, training stops after so many steps in
+            a row without an update: nothing is learnt any more.
+
+    Raises:
+        UserError: If an option is unknown or can never or always fire.
+    """
+
+    def __init__(
+        self,
+        action: str = "log",
+        window: int = 128,
+        threshold: float = 6.0,
+        min_rise: float = 0.1,
+        min_values: int = 16,
+        robust: bool = False,
+        max_consecutive: int = 20,
+    ) -> None:
+        if action not in ACTIONS:
+            raise UserError(unknown_name_message("spike action", action, ACTIONS))
+        if isinstance(max_consecutive, bool) or not isinstance(max_consecutive, int) or max_consecutive < 1:
+            raise UserError(f"max_consecutive = {max_consecutive!r}; a whole number of at least 1 is needed.")
+        self.action = action
+        self.window = window
+        self.threshold = threshold
+        self.min_rise = min_rise
+        self.min_values = min_values
+        self.robust = robust
+        self.max_consecutive = max_consecutive
+        self.detector = SpikeDetector(window, threshold, min_rise=min_rise, min_values=min_values, robust=robust)
+        # a gradient norm has no unit to give a least rise in: it must at least double
+        self.grad_norm_detector = SpikeDetector(
+            window, threshold, min_rise=0.0, min_relative_rise=1.0, min_values=min_values, robust=robust
+        )
+        self.events: list[dict[str, Any]] = []
+        self.num_spikes = 0
+        self.num_steps = 0
+        self.skipped_last_step = False
+        self._consecutive = 0
+        self._hook: Any = None
+        self._sum_losses = True
+        self._told_blind = False
+        self._forget_step()
+
+    # ---- state ----
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """`dict`: Detectors, counts and events, as plain JSON; a resumed Trainer sets it."""
+        return {
+            "detector": self.detector.state(),
+            "grad_norm_detector": self.grad_norm_detector.state(),
+            "events": self.events,
+            "num_spikes": self.num_spikes,
+            "num_steps": self.num_steps,
+            "consecutive": self._consecutive,
+        }
+
+    @progress.setter
+    def progress(self, saved: dict[str, Any]) -> None:
+        self.detector.load_state(saved["detector"])
+        self.grad_norm_detector.load_state(saved["grad_norm_detector"])
+        self.events = list(saved["events"])
+        self.num_spikes = saved["num_spikes"]
+        self.num_steps = saved["num_steps"]
+        self._consecutive = saved["consecutive"]
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed Trainer needs to make this callback again, in the middle of the run.
+
+        Returns:
+            `dict`: Constructor arguments and progress.
+        """
+        names = ("action", "window", "threshold", "min_rise", "min_values", "robust", "max_consecutive")
+        return {
+            "args": {name: getattr(self, name) for name in names},
+            "attributes": {"progress": self.progress},
+        }
+
+    # ---- taking the loss ----
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Hooks the model's forward.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+
+        Raises:
+            UserError: If updates cannot be skipped here.
+        """
+        if self.action != "log" and getattr(args, "deepspeed", None):
+            raise UserError(
+                f"spike action = {self.action!r}; DeepSpeed keeps the gradients to itself, so no update can be "
+                "skipped; use 'log', or FSDP."
+            )
+        self._release()
+        self._hook = unwrap(kwargs["model"]).register_forward_hook(self._take_loss, with_kwargs=True)
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        self._loss: torch.Tensor | None = None
+        self._micro_batches = 0
+        self._grad_norm: torch.Tensor | float | None = None
+
+    def _take_loss(self, module: torch.nn.Module, inputs: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        """Forward hook: adds up the training losses of the step on the device."""
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if loss is None:
+            return
+        # with a count of the whole window the losses of its micro-batches add up; without, they are means
+        self._sum_losses = kwargs.get("num_items_in_batch") is not None
+        value = loss.detach().float().reshape(())
+        self._loss = value if self._loss is None else self._loss + value
+        self._micro_batches += 1
+
+    def observe_grad_norm(self, norm: torch.Tensor | float) -> None:
+        """For trainers: the gradient norm of this step before clipping, equal on all processes.
+
+        Args:
+            norm (`torch.Tensor` or `float`): Called after the backward passes, before `on_pre_optimizer_step`.
+        """
+        self._grad_norm = norm
+
+    # ---- deciding ----
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Starts a new step.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        self._forget_step()
+        self.skipped_last_step = False
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Judges the step, and drops its gradients if the action says so.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+
+        Raises:
+            UserError: If an update would have to be skipped and the loss cannot be seen.
+        """
+        gradients = [one.grad for one in kwargs["model"].parameters() if one.grad is not None]
+        if not gradients:
+            return  # a step without targets: there is nothing to judge and nothing to skip
+        loss, norm = self._read_step(args, gradients)
+        found = []
+        if loss is not None:
+            found.append(("loss", loss, self.detector.observe(loss)))
+        elif not self._told_blind:
+            self._told_blind = True
+            if self.action != "log":
+                raise UserError(
+                    f"spike action = {self.action!r}; the model's forward returns no loss in this Trainer, so spikes "
+                    "cannot be seen before the update; use action='log'."
+                )
+            logger.warning("LossSpikeCallback: the forward returns no loss here; only the logged losses are watched.")
+        if not math.isfinite(norm):
+            found.append(("grad_norm", norm, SpikeVerdict(True, math.inf, math.nan, 0.0)))
+        elif self._grad_norm is not None:
+            found.append(("grad_norm", norm, self.grad_norm_detector.observe(norm)))
+        self.num_steps += 1
+        spikes = [one for one in found if one[2].is_spike]
+        if not spikes:
+            self._consecutive = 0
+            return
+        self._record(state.global_step + 1, spikes)
+        self._consecutive += 1
+        if self.action == "log":
+            return
+        kwargs["optimizer"].zero_grad()
+        self.skipped_last_step = True
+        if self.action == "stop" or self._consecutive >= self.max_consecutive:
+            why = "action is 'stop'" if self.action == "stop" else f"{self._consecutive} steps in a row were skipped"
+            logger.error("Training stops before update %d: %s.", state.global_step + 1, why)
+            control.should_training_stop = True
+
+    def _read_step(self, args: TrainingArguments, gradients: list[torch.Tensor]) -> tuple[float | None, float]:
+        """Loss and gradient norm of the step, equal on all processes; one device sync."""
+        if self._grad_norm is None:
+            norm = torch.nn.utils.get_total_norm(gradients)
+        else:
+            norm = torch.as_tensor(self._grad_norm)
+        if hasattr(norm, "full_tensor"):
+            norm = norm.full_tensor()
+        device = gradients[0].device
+        seen = self._loss is not None
+        loss = self._loss.to(device) if seen else torch.zeros((), device=device)
+        if seen and not self._sum_losses:
+            loss = loss / self._micro_batches
+        parts = torch.stack((loss, norm.float().to(device), torch.tensor(float(seen), device=device)))
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(parts)
+            world = torch.distributed.get_world_size()
+            shares = self._sum_losses and args.average_tokens_across_devices
+            parts = parts / torch.tensor([1.0 if shares else world, world, 1.0], device=device)
+        loss_value, norm_value, seen_anywhere = parts.tolist()
+        return (loss_value if seen_anywhere else None), norm_value
+
+    def _record(self, step: int, spikes: list[tuple[str, float, SpikeVerdict]]) -> None:
+        """Counts the step once and notes what was seen in it."""
+        self.num_spikes += 1
+        for kind, value, verdict in spikes:
+            event = {
+                "step": step,
+                "kind": kind,
+                "value": value if math.isfinite(value) else str(value),
+                "z_score": verdict.z_score if math.isfinite(verdict.z_score) else None,
+                "mean": verdict.mean if math.isfinite(verdict.mean) else None,
+                "std": verdict.std,
+                "action": self.action,
+            }
+            if len(self.events) < _MAX_EVENTS:
+                self.events.append(event)
+            logger.warning(
+                "Spike at step %d: %s %s (%.1f sigma above %.4g), action: %s.",
+                step,
+                kind.replace("_", " "),
+                f"{value:.4g}",
+                verdict.z_score,
+                verdict.mean,
+                self.action,
+            )
+
+    # ---- log and end ----
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Adds the counts; judges the logged loss where the forward shows none.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            logs (`dict`, *optional*): The line.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        if self._hook is None or not is_training_line(logs):
+            return
+        if self._told_blind:
+            value = float(logs["loss"])
+            verdict = self.detector.observe(value)
+            if verdict.is_spike:
+                self._record(state.global_step, [("loss", value, verdict)])
+        score = self.num_spikes / self.num_steps if self.num_steps else 0.0
+        add_to_line(logs, state, {"spike/loss_score": score, "spike/count": self.num_spikes})
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Removes the hook; `events` stay.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        self._release()
+
+    def _release(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

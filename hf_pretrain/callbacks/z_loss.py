@@ -1,0 +1,184 @@
+"""`ZLossCallback`: z-loss for any causal LM in any Trainer.
+
+The z term (PaLM, arXiv 2204.02311: 1e-4 times the squared logsumexp, a mean over the tokens of the loss) keeps logits
+from drifting. It is added where the model computes its loss, so it is exact under accumulation and several processes;
+evaluation stays the plain cross-entropy. A Trainer that computes the loss elsewhere would never call it: that is
+refused, by name where it can be known beforehand and before the first update in any other case.
+"""
+
+import logging
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.trainer_callback import ExportableState
+
+from hf_pretrain.callbacks.log_lines import add_to_line, is_training_line, unwrap
+from hf_pretrain.losses.objective import CausalLMObjective
+from hf_pretrain.losses.selection import resolve_loss_implementation
+from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.optional import is_available
+
+
+logger = logging.getLogger(__name__)
+
+
+class ZLossCallback(TrainerCallback, ExportableState):
+    """Adds z-loss to the training loss and logs `ce_loss`, `z_loss`, `lse_mean` and `lse_max`.
+
+    Args:
+        coef (`float`, *optional*, defaults to 1e-4): Coefficient, in [0, 1]; 0 only logs.
+        implementation (`str`, *optional*, defaults to `"auto"`): `"auto"`, `"reference"`, `"chunked"` or `"liger"`.
+        label_smoothing (`float`, *optional*, defaults to 0.0): Replaces the Trainer's `label_smoothing_factor`, which
+            would compute the loss outside the model.
+
+    Raises:
+        UserError: If an option is out of range.
+
+    Example:
+
+    ```python
+    >>> trainer = Trainer(model, args, train_dataset=dataset, callbacks=[ZLossCallback(coef=1e-4)])
+    >>> trainer.train()
+    ```
+    """
+
+    def __init__(self, coef: float = 1e-4, implementation: str = "auto", label_smoothing: float = 0.0) -> None:
+        self.coef = coef
+        self.implementation = implementation
+        self.label_smoothing = label_smoothing
+        self.objective: CausalLMObjective | None = None
+        CausalLMObjective(coef, implementation, label_smoothing)  # refuse bad values here, not hours later
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed Trainer needs to make this callback again.
+
+        Returns:
+            `dict`: Constructor arguments.
+        """
+        return {
+            "args": {
+                "coef": self.coef,
+                "implementation": self.implementation,
+                "label_smoothing": self.label_smoothing,
+            },
+            "attributes": {},
+        }
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Installs the loss on the model.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+
+        Raises:
+            UserError: If the loss could not act here, with the reason.
+        """
+        self._release()
+        model = unwrap(kwargs["model"])
+        _refuse_bypass(args, model)
+        if self.implementation != "auto":
+            resolve_loss_implementation(self.implementation, model.device)
+        objective = CausalLMObjective(self.coef, self.implementation, self.label_smoothing)
+        objective.attach(model)
+        self.objective = objective
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Makes sure, before the first update, that the model really called the loss.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+
+        Raises:
+            UserError: If forward and backward have run without it.
+        """
+        objective = self.objective
+        if objective is None or objective.training_calls:
+            return
+        if any(one.grad is not None for one in kwargs["model"].parameters()):
+            raise UserError(
+                "ZLossCallback: a training step ran and the model's loss_function was not called; something computes "
+                "the loss outside the model (compute_loss_func, a patched forward, another trainer); remove that or "
+                "the callback."
+            )
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Adds the parts of the loss, means over the tokens since the last training line.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            logs (`dict`, *optional*): The line.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        if self.objective is not None and is_training_line(logs):
+            add_to_line(logs, state, self.objective.pop_metrics())
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Puts the model's own loss back.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        self._release()
+
+    def _release(self) -> None:
+        """Detaches an objective that is still on a model (also after a run that ended by an error)."""
+        if self.objective is not None:
+            self.objective.detach()
+            self.objective = None
+
+
+def _refuse_bypass(args: TrainingArguments, model: Any) -> None:
+    """Raises where it is known beforehand that the model's own loss will not be asked; warns of a wrong count."""
+    if any(kind.__name__ == "SFTConfig" for kind in type(args).__mro__):
+        raise UserError(
+            "ZLossCallback: TRL's SFTTrainer computes the loss in a fused head of its own and never calls the model's "
+            "loss_function, so z-loss would not act; use transformers' Trainer or PretrainTrainer, or leave it out."
+        )
+    if getattr(args, "label_smoothing_factor", 0.0):
+        raise UserError(
+            f"label_smoothing_factor = {args.label_smoothing_factor}; with it the Trainer computes the loss outside "
+            "the model; set it to 0 and give ZLossCallback(label_smoothing=...)."
+        )
+    if getattr(args, "use_liger_kernel", False) and is_available("liger_kernel"):
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+        config = args.liger_kernel_config or {}
+        patched = model.config.model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
+        if patched and config.get("fused_linear_cross_entropy", True):
+            raise UserError(
+                "use_liger_kernel = True; Liger's forward computes the loss itself and drops z-loss's parts; add "
+                "liger_kernel_config={'fused_linear_cross_entropy': False}, or use FusedKernelsCallback instead."
+            )
+    loss_type = getattr(model, "loss_type", None)
+    if hasattr(type(model), "loss_function") and LOSS_MAPPING.get(loss_type) is not ForCausalLMLoss:
+        logger.warning(
+            "%s has loss_type = %r, so transformers' Trainer counts its targets unshifted and its losses come out too "
+            "small (with or without z-loss); set model.loss_type = 'ForCausalLM' before making the Trainer.",
+            type(model).__name__,
+            loss_type,
+        )
