@@ -72,7 +72,13 @@ def test_every_config_field_is_read_somewhere() -> None:
     # Fields that the installed stack reads for us.
     stack = {"model_type", "base_model_tp_plan", "base_model_ep_plan", "base_model_pp_plan", "base_model_fsdp_plan"}
     stack |= {"bos_token_id", "eos_token_id", "pad_token_id", "attribute_map", "keys_to_ignore_at_inference"}
-    stack |= {"initializer_range", "tie_word_embeddings", "max_position_embeddings", "output_router_logits"}
+    stack |= {
+        "initializer_range",
+        "tie_word_embeddings",
+        "max_position_embeddings",
+        "output_router_logits",
+        "use_cache",
+    }
     unread = [
         f"{owner}.{name}" for owner, name in configs if name not in stack and not reads.get(name, set()) - {owner}
     ]
