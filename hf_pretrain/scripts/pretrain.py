@@ -9,6 +9,7 @@ that was interrupted goes on from its newest complete checkpoint. Distributed:
 
 import logging
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ def run(spec: StageSpec) -> None:
         Facts(spec.run_dir).record_stage(spec.name, spec.kind, facts)
         first, last = facts["loss"].get("first", math.nan), facts["loss"].get("last", math.nan)
         logger.info("%s: loss %.3f -> %.3f in %d steps", spec.name, first, last, args.max_steps)
+    stage.trainer.accelerator.wait_for_everyone()
 
 
 def _options(spec: StageSpec) -> tuple["StageOptions", "PretrainConfig"]:
@@ -88,7 +90,12 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         `int`: The exit code.
     """
-    return stage_main("pretrain", run, argv)
+    code = stage_main("pretrain", run, argv)
+    # A process that ends with its group open is killed by it (gloo), and the launcher reports a failure.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+    return code
 
 
 if __name__ == "__main__":

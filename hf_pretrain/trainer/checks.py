@@ -36,6 +36,13 @@ SETTINGS = (
     "seed",
 )
 
+# Arguments of transformers that have one right value here.
+NEEDED = (
+    ("ignore_data_skip", True, "the sampler itself starts at the right sample, and skipping would skip twice"),
+    ("remove_unused_columns", False, "position_ids keep packed documents apart and must reach the model"),
+    ("restore_callback_states_from_checkpoint", True, "the spike detector and the token count go on where they were"),
+)
+
 
 def settings_of(args: PretrainConfig) -> dict[str, Any]:
     """Collects the settings that a resumed run must share.
@@ -94,6 +101,15 @@ def check_dataset(dataset: Any, args: PretrainConfig) -> None:
             f"{len(dataset)}: make it as long as "
             "the run"
         )
+    if args.global_batch_size is not None and args.global_batch_size != args.sequences_per_step:
+        raise UserError(
+            f"global_batch_size = {args.global_batch_size}; a step now has "
+            f"{args.sequences_per_step} sequences, because the "
+            "batch or the number of processes was changed afterwards: make the PretrainConfig anew"
+        )
+    for name, needed, why in NEEDED:
+        if getattr(args, name) is not needed:
+            raise UserError(f"{name} = {getattr(args, name)}; with a mixture it must be {needed}: {why}")
     if args.train_sampling_strategy != "sequential":
         raise UserError(
             f"train_sampling_strategy = {args.train_sampling_strategy!r}; the order is in the "

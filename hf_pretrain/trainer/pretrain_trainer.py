@@ -427,9 +427,10 @@ class PretrainTrainer(Trainer):
             return super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
-        model = self._wrap_model(self.model, training=False)
-        if not self.accelerator._models and model is self.model:
-            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        # Not prepared by accelerate: a model prepared for evaluation counts as prepared for good, and a later training
+        # in
+        # several processes would get no DDP around it and never average a gradient.
+        model = self.model
         model.eval()
         loader = make_loader(
             RankSlice(dataset, self.args.process_index, self.args.world_size),
@@ -440,7 +441,7 @@ class PretrainTrainer(Trainer):
         )
         totals = HeldOutTotals(self.args.device, self._token_bytes())
         for batch in loader:
-            with self.compute_loss_context_manager():
+            with self.compute_loss_context_manager(), self.accelerator.autocast():
                 totals.add(model, self._prepare_inputs(batch), self.model_accepts_loss_kwargs)
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         metrics = totals.metrics(metric_key_prefix, self.args.world_size)

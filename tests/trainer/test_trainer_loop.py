@@ -204,5 +204,11 @@ def test_disagreements_are_errors_before_the_first_step(tmp_path):
         trainer(tmp_path, train_dataset=tiny_mixture(2))
     with pytest.raises(UserError, match="only 'sequential' keeps"):
         trainer(tmp_path, train_sampling_strategy="random")
+    with pytest.raises(UserError, match="ignore_data_skip = False; with a mixture it must be True"):
+        trainer(tmp_path, ignore_data_skip=False)
+    args = arguments(tmp_path)
+    args.per_device_train_batch_size = 2
+    with pytest.raises(UserError, match="global_batch_size = 8; a step now has 2 sequences"):
+        PretrainTrainer(tiny_llama(), args, train_dataset=tiny_mixture(6))
     with pytest.raises(UserError, match="takes a PretrainConfig"):
         PretrainTrainer(tiny_llama(), TrainingArguments(output_dir=str(tmp_path), use_cpu=True))
