@@ -70,12 +70,15 @@ class StageSpec:
         return path if path.exists() else reference
 
     def dependencies(self) -> list[str]:
-        """Names of the stages this one mentions.
+        """Names of the stages this one builds on: those it mentions, and for a push all before it.
 
         Returns:
             `list[str]`: In the order of the recipe.
         """
         mentioned = set(_strings(self.config))
+        if self.kind == "push" and self.name in self.recipe_stages:
+            # The card tells of the whole run, so it is out of date when any stage has run again.
+            mentioned.update(self.recipe_stages[: self.recipe_stages.index(self.name)])
         return [name for name in self.recipe_stages if name in mentioned and name != self.name]
 
 

@@ -29,7 +29,8 @@ def test_stages_come_in_the_order_of_their_numbers(recipe: Path) -> None:
     assert [file.stem for file in stage_files(recipe)] == ["1_corpus", "2_pretrain", "10_push"]
     specs = load_recipe(recipe)
     assert [spec.kind for spec in specs] == ["corpus", "pretrain", "push"]
-    assert specs[2].dependencies() == ["2_pretrain"] and specs[1].recipe_name == "mine"
+    assert specs[1].dependencies() == ["1_corpus"] and specs[1].recipe_name == "mine"
+    assert specs[2].dependencies() == ["1_corpus", "2_pretrain"]  # A card tells of the whole run.
     assert specs[1].resolve("1_corpus") == specs[1].run_dir / "1_corpus"
     assert specs[1].resolve("org/model") == "org/model"
     assert specs[1].resolve(str(recipe)) == recipe
