@@ -236,6 +236,7 @@ def _evaluation() -> dict[str, Any]:
     return {
         "kind": "evaluate",
         "bits_per_byte": bits,
+        "ratio": {model: values["all"] / bits["untrained"]["all"] for model, values in bits.items()},
         "convention": "nats of predicted tokens / ln 2 / UTF-8 bytes of these tokens",
         "scored": {name: {"tokens": 8000, "bytes": 27_000, "documents": 12} for name in [*SOURCES, "all"]},
         "benchmarks": {"humaneval": benchmarks},

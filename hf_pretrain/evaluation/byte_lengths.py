@@ -53,8 +53,7 @@ def token_byte_lengths(tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
             lengths[index] = len(token)
         else:
             raise UserError(
-                f"tokenizer = {tokenizer.name_or_path or type(tokenizer).__name__}; its token {token!r} is "
-                "not written in "
-                "bytes: bits per byte is defined here for byte-level vocabularies."
+                f"tokenizer = {tokenizer.name_or_path or type(tokenizer).__name__}; its token {token!r} is not "
+                "written in bytes: bits per byte is defined here for byte-level vocabularies."
             )
     return lengths

@@ -339,7 +339,7 @@ def _content(facts: Mapping[str, Any], load_from: str) -> dict[str, Any]:
         "mixture": _mixture(facts),
         "training": _training(facts),
         "sft": _sft(facts),
-        "limits": _limits(facts),
+        "limits": _limits(),
         "versions": _versions(facts),
     }
 
@@ -361,10 +361,15 @@ def _summary(facts: Mapping[str, Any]) -> str:
         text[-1] += "; head and embeddings are tied." if model.get("tied") else "."
     if corpus:
         text.append(
-            f"It was trained{'' if _base_model(facts) else ' from scratch'} on "
-            f"{count(corpus.get('train_tokens'))} unique tokens of cleaned text "
-            f"({number(corpus.get('documents'))} documents of {number(corpus.get('raw_documents'))} raw ones)."
+            f"Its corpus holds {count(corpus.get('train_tokens'))} tokens for training: "
+            f"{number(corpus.get('documents'))} documents kept of {number(corpus.get('raw_documents'))} raw ones."
         )
+    read = [
+        f"{count(stage.get('data', {}).get('train_tokens'))} tokens in {name}"
+        for name, stage in _stages(facts, "pretrain").items()
+    ]
+    if read:
+        text.append(f"Trained{'' if _base_model(facts) else ' from scratch'}, it read {', '.join(read)}.")
     whole = facts.get("run", {})
     if whole.get("seconds"):
         machine = facts.get("environment", {}).get("machine", {})
@@ -451,6 +456,7 @@ def _corpus(facts: Mapping[str, Any]) -> dict[str, str] | None:
     funnel = [
         [
             row["stage"],
+            number(row["documents_in"]),
             number(row["documents_out"]),
             size(row["bytes_out"]),
             ", ".join(f"{reason} {number(lost['documents'])}" for reason, lost in _largest(row["removed"])) or "-",
@@ -466,14 +472,13 @@ def _corpus(facts: Mapping[str, Any]) -> dict[str, str] | None:
     tokenizer = stage.get("tokenizer", {})
     if tokenizer:
         notes.append(
-            f"The tokenizer is a byte-level BPE of {number(tokenizer.get('vocab_size'))} tokens, trained on "
-            "the cleaned text, "
-            f"with {number(tokenizer.get('bytes_per_token'), 2)} bytes a token."
+            f"The tokenizer is a byte-level BPE of {number(tokenizer.get('vocab_size'))} tokens, trained on the "
+            f"cleaned text, with {number(tokenizer.get('bytes_per_token'), 2)} bytes a token."
         )
     return {
         "text": "Every document can be traced from a training step back to its source, id and address.",
         "sources": table(heads, rows),
-        "funnel": table(["stage", "documents left", "text left", "most removed for"], funnel),
+        "funnel": table(["stage", "documents in", "out", "text out", "most removed for"], funnel),
         "notes": " ".join(notes),
     }
 
@@ -562,14 +567,11 @@ def _sft(facts: Mapping[str, Any]) -> dict[str, str] | None:
     return {"text": text, "table": f"{shown}\n\nConvention: {stage['convention']}." if rows else ""}
 
 
-def _limits(facts: Mapping[str, Any]) -> str:
-    totals = _stage(facts, "corpus").get("totals", {})
-    trained = f" It has seen {count(totals.get('train_tokens'))} unique tokens." if totals else ""
+def _limits() -> str:
     return (
-        "This model is the product of a recipe that shows a whole pretraining run, not a useful assistant."
-        f"{trained} It makes facts up, repeats itself, and carries whatever bias its sources have. It was not "
-        "tested for "
-        "safety and not aligned with anybody's preferences. Do not deploy it."
+        "This model is the product of a recipe that shows a whole pretraining run, not a useful assistant. It makes "
+        "facts up, repeats itself, and carries whatever bias its sources have. It was not tested for safety and not "
+        "aligned with anybody's preferences. Do not deploy it."
     )
 
 

@@ -42,7 +42,6 @@ class Figure:
         svg (`Any`): Drawings, marked as safe HTML.
         caption (`str`): How to read it, with units and conventions.
         legend (`Sequence[tuple[str, str, bool]]`, *optional*): Name, colour variable, and whether it is drawn hollow.
-        legend_narrow_only (`bool`, *optional*, defaults to `False`): Whether the wide drawing names its curves itself.
         table (`Table`, *optional*): The numbers.
     """
 
@@ -50,7 +49,6 @@ class Figure:
     svg: Any
     caption: str
     legend: Sequence[tuple[str, str, bool]] = ()
-    legend_narrow_only: bool = False
     table: Table | None = None
 
 

@@ -23,9 +23,15 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
         return [low]
     raw = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next((factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9)), 10 * power)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
+    steps = [factor * power for factor in (0.5, 1, 2, 2.5, 5, 10)]
+    place = next((i for i, step in enumerate(steps) if step >= raw * (1 - 1e-9)), len(steps) - 1)
+    ticks = _multiples(low, high, steps[place])
+    # A range may hold a single round value; an axis needs two to be read.
+    return ticks if len(ticks) > 1 or not place else _multiples(low, high, steps[place - 1])
+
+
+def _multiples(low: float, high: float, step: float) -> list[float]:
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 

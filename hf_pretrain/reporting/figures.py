@@ -121,10 +121,11 @@ def _marks(canvas: Canvas, marks: Sequence[Mark], x: Scale, top: float, bottom: 
     for number, mark in enumerate(marks):
         if number:
             canvas.line(x(mark.x), top - 6, x(mark.x), bottom, "mark")
+        place = max(x(mark.x), x.start)
         following = x(marks[number + 1].x) if number + 1 < len(marks) else canvas.width
         # A label is left out rather than drawn over its neighbour; the table below names every stage.
-        if following - x(mark.x) > 6.6 * len(mark.label) + 8:
-            canvas.text(x(mark.x) + 5, top + 4, mark.label, "start", "mark-label")
+        if following - place > 6.6 * len(mark.label) + 8:
+            canvas.text(place + 5, top + 4, mark.label, "start", "mark-label")
 
 
 def line_chart(
@@ -208,19 +209,17 @@ def stacked_shares(
         `str`: An `<svg>` element.
     """
     height = height if variant == "wide" else height * 0.86
-    width, left, right, top, bottom = _frame(variant, height, 104.0)
+    width, left, right, top, bottom = _frame(variant, height, 16.0)
     canvas = Canvas(width, height, label, variant)
     x, y = Scale(x_values[0], x_values[-1], left, right), Scale(0.0, 1.0, bottom, top + 8)
     count = len(x_values) - 1
     base = [0.0] * count
-    places, names = [], list(shares)
-    for name in names:
-        upper = [low + share for low, share in zip(base, shares[name], strict=True)]
+    for name, values in shares.items():
+        upper = [low + share for low, share in zip(base, values, strict=True)]
         # Steps, not slopes: a share belongs to its whole stretch.
         outline = [(x(x_values[i + side]), y(upper[i])) for i in range(count) for side in (0, 1)]
         outline += [(x(x_values[i + side]), y(base[i])) for i in reversed(range(count)) for side in (1, 0)]
         canvas.polygon(outline, colors[name])
-        places.append(y((base[-1] + upper[-1]) / 2))
         base = upper
     for value in (0.0, 0.25, 0.5, 0.75, 1.0):
         canvas.text(left - 8, y(value) + 4, f"{value:.0%}", "end", "tick")
@@ -229,11 +228,9 @@ def stacked_shares(
         canvas.text(x(value), bottom + 18, tick_label(value), "middle", "tick")
     canvas.text(0, 12, "share of tokens", "start", "axis-title")
     canvas.text(right, bottom + 33, x_label, "end", "axis-title")
+    _marks(canvas, marks, x, top - 4, top + 2, variant)
     for mark in marks[1:]:
-        canvas.line(x(mark.x), top + 2, x(mark.x), bottom, "mark over")
-    if variant == "wide":
-        for name, place in zip(names, spread(places, 15.0, top + 8, bottom), strict=True):
-            canvas.text(right + 8, place + 4, name, "start", "name", colors[name])
+        canvas.line(x(mark.x), top + 8, x(mark.x), bottom, "mark over")
     return canvas.render()
 
 
@@ -284,7 +281,7 @@ def heat_map(variant: str, rows: Sequence[Sequence[float]], label: str, row_name
                     above + cell_height / 2 + 4,
                     f"{value:.2f}",
                     "middle",
-                    "cell-value deep" if depth > 0.66 else "cell-value",
+                    "cell-value deep" if depth > 0.8 else "cell-value",
                 )
     return canvas.render()
 
@@ -377,35 +374,38 @@ def intervals(
     return canvas.render()
 
 
-def bars(variant: str, rows: Sequence[tuple[str, float, str, str]], label: str, note_width: float = 150.0) -> str:
+def bars(variant: str, rows: Sequence[tuple[str, float, float | None, str, str]], label: str) -> str:
     """Horizontal bars with their values written at the end.
 
     Args:
         variant (`str`): `"wide"` or `"narrow"`.
-        rows (`Sequence[tuple[str, float, str, str]]`): Name, length, text at the end, colour.
+        rows (`Sequence[tuple[str, float, float | None, str, str]]`): Name, length, length of the outline behind it (or
+            `None`), text at the end, variable of the colour.
         label (`str`): What the chart shows.
-        note_width (`float`, *optional*, defaults to 150.0): Room for the texts on a wide screen.
 
     Returns:
         `str`: An `<svg>` element.
     """
     wide = variant == "wide"
     width = WIDE if wide else NARROW
-    # On a narrow screen the name stands above its bar.
-    pitch, thick = (30.0, 18.0) if wide else (44.0, 14.0)
-    left = min(190.0, 14.0 + 7.0 * max(len(row[0]) for row in rows)) if wide else 0.0
+    # On a narrow screen name and value stand above the bar.
+    pitch, thick = (28.0, 17.0) if wide else (42.0, 13.0)
+    left = min(210.0, 14.0 + 7.2 * max(len(row[0]) for row in rows)) if wide else 0.0
     canvas = Canvas(width, pitch * len(rows) + 4, label, variant)
-    longest = max(row[1] for row in rows) or 1.0
-    room = width - left - (note_width if wide else 4.0)
-    for number, (name, value, note, color) in enumerate(rows):
+    longest = max(max(row[1], row[2] or 0.0) for row in rows) or 1.0
+    room = width - left - (14.0 + 7.2 * max(len(row[3]) for row in rows) if wide else 4.0)
+    for number, (name, value, outline, note, color) in enumerate(rows):
         above = pitch * number + 2
         length = max(room * value / longest, 1.0 if value else 0.0)
+        behind = room * (outline or 0.0) / longest
         if wide:
             canvas.text(left - 12, above + thick - 4, name, "end")
-            canvas.rect(left, above, length, thick, color, css="bar", title=f"{name}: {note}")
-            canvas.text(left + length + 8, above + thick - 4, note, "start", "value")
+            canvas.text(left + max(length, behind) + 8, above + thick - 4, note, "start", "value")
         else:
             canvas.text(0, above + 12, name, "start")
             canvas.text(width - 4, above + 12, note, "end", "value")
-            canvas.rect(0, above + 18, length, thick, color, css="bar", title=f"{name}: {note}")
+            above += 18
+        if behind:
+            canvas.rect(left, above, behind, thick, color, 0.22, css="bar")
+        canvas.rect(left, above, length, thick, color, css="bar", title=f"{name}: {note}")
     return canvas.render()

@@ -11,14 +11,9 @@ from typing import Any
 from hf_pretrain import __version__
 from hf_pretrain.reporting.blocks import Section, Tile
 from hf_pretrain.reporting.run_data import RunData, load_run
-from hf_pretrain.reporting.sections import (
-    corpus_sections,
-    evaluation_sections,
-    sft_section,
-    short_name,
-    training_sections,
-)
+from hf_pretrain.reporting.sections import evaluation_sections, short_name, training_sections
 from hf_pretrain.reporting.sections_closing import closing_sections
+from hf_pretrain.reporting.sections_data import corpus_sections, sft_section
 from hf_pretrain.utils.atomic import write_text
 from hf_pretrain.utils.number_text import count, duration, number, size
 
@@ -138,8 +133,10 @@ def _tiles(run: RunData) -> list[Tile]:
         # The last pretrained model is the run's result; instruction tuning trades general text for answers.
         pretrained = [name for name in models if name in run.stages("pretrain")]
         final = pretrained[-1] if pretrained else models[-1]
-        before = f", from {number(bits[models[0]]['all'])} {models[0]}" if models[0] != final else ""
-        detail = f"after {short_name(final)}{before}"
+        ratio = run.stage("evaluate").get("ratio", {}).get(final)
+        detail = f"after {short_name(final)}"
+        if models[0] != final and ratio is not None:
+            detail += f"; {number(ratio, 2)} of {short_name(models[0])} ({number(bits[models[0]]['all'])})"
         tiles.append(Tile("Held-out bits per byte", number(bits[final]["all"]), "", detail))
     training = list(run.stages("pretrain").items())
     if training:

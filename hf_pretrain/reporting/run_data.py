@@ -175,6 +175,9 @@ def mixture_over_time(logs: Sequence[TrainingLog], most: int = 48) -> tuple[list
                 continue
             if not borders:
                 borders.append(log.offset)
+            elif borders[-1] < log.offset:
+                # What was read after the last entry of a stage is taken to be as before it.
+                borders[-1] = log.offset
             borders.append(x)
             for name in names:
                 shares[name].append(read[name] / total)

@@ -1,13 +1,23 @@
-"""Sections on what was reached, how training went, and what the corpus is."""
+"""Sections on what was reached and how training went."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from hf_pretrain.reporting import figures
 from hf_pretrain.reporting.blocks import Block, Column, Figure, Section, Table
-from hf_pretrain.reporting.figures import CATEGORICAL, Mark, Series, both, smooth
+from hf_pretrain.reporting.figures import (
+    CATEGORICAL,
+    Mark,
+    Series,
+    both,
+    dumbbells,
+    heat_map,
+    intervals,
+    line_chart,
+    smooth,
+    stacked_shares,
+)
 from hf_pretrain.reporting.run_data import RunData, TrainingLog, last_router_load, mixture_over_time
-from hf_pretrain.utils.number_text import count, duration, number, size
+from hf_pretrain.utils.number_text import count, duration, number
 
 
 _MODEL_COLORS = ("c8", "c1", "c3", "c2", "c4", "c5", "c6", "c7")
@@ -40,9 +50,9 @@ def _bits_per_byte(facts: dict[str, Any]) -> list[Block]:
     colors = _cycle(_MODEL_COLORS, len(models))
     figure = Figure(
         "Bits per byte of held-out text, by source",
-        _safe(
+        safe(
             both(
-                lambda variant: figures.dumbbells(
+                lambda variant: dumbbells(
                     variant,
                     rows,
                     models,
@@ -90,9 +100,9 @@ def _long_context(facts: dict[str, Any]) -> list[Block]:
     lengths = [f"{low} to {high}" for low, high in zip(edges[:-1], edges[1:], strict=True)]
     figure = Figure(
         "Does a longer window help, and where?",
-        _safe(
+        safe(
             both(
-                lambda variant: figures.line_chart(
+                lambda variant: line_chart(
                     variant,
                     series,
                     "Bits per byte by position in the document",
@@ -161,7 +171,7 @@ def _benchmarks(run: RunData, facts: dict[str, Any]) -> list[Block]:
             continue
         sizes = {group: score.get("items") for group, score in next(iter(models.values())).items()}
         drawing = both(
-            lambda variant, rows=rows, benchmark=benchmark: figures.intervals(
+            lambda variant, rows=rows, benchmark=benchmark: intervals(
                 variant, rows, f"Scores on {benchmark}", "bits per byte of the reference answer, lower is better"
             )
         )
@@ -170,7 +180,7 @@ def _benchmarks(run: RunData, facts: dict[str, Any]) -> list[Block]:
                 "figure",
                 figure=Figure(
                     benchmark,
-                    _safe(drawing),
+                    safe(drawing),
                     f"Convention: {facts.get('benchmark_convention', 'not recorded')}.",
                     [
                         (f"clean ({number(sizes.get('clean'))} items)", "c1", False),
@@ -210,21 +220,21 @@ def training_sections(run: RunData) -> list[Section]:
 
 def _curves(logs: Sequence[TrainingLog], marks: Sequence[Mark]) -> list[Block]:
     blocks = []
-    x, raw, running, window = _joined(logs, "ce_loss", "loss")
+    x, raw, running, window = joined(logs, "ce_loss", "loss")
     if len(x) > 1:
         series = [Series("loss", x, running, "c1", raw)]
         drawing = both(
-            lambda variant: figures.line_chart(
+            lambda variant: line_chart(
                 variant, series, "Training loss over tokens", "tokens seen", "nats a token", marks, 320.0
             )
         )
-        caption = f"Cross-entropy on training batches. Thin: as logged; thick: running median of {window} entries."
-        blocks.append(Block("figure", figure=Figure("Loss", _safe(drawing), caption)))
-    x, raw, _, _ = _joined(logs, "learning_rate")
+        caption = f"Cross-entropy on training batches{how_smoothed(window)}."
+        blocks.append(Block("figure", figure=Figure("Loss", safe(drawing), caption)))
+    x, raw, _, _ = joined(logs, "learning_rate")
     if len(x) > 1:
         rate = [Series("learning rate", x, raw, "c3")]
         drawing = both(
-            lambda variant: figures.line_chart(
+            lambda variant: line_chart(
                 variant,
                 rate,
                 "Learning rate over tokens",
@@ -236,12 +246,21 @@ def _curves(logs: Sequence[TrainingLog], marks: Sequence[Mark]) -> list[Block]:
             )
         )
         caption = "Peak and shape of each stage are in its facts; the schedule counts updates."
-        blocks.append(Block("figure", figure=Figure("Learning rate", _safe(drawing), caption)))
+        blocks.append(Block("figure", figure=Figure("Learning rate", safe(drawing), caption)))
     return blocks
 
 
-def _joined(logs: Sequence[TrainingLog], *keys: str) -> tuple[list[float], list[float], list[float], int]:
-    """Values of all stages; the running median does not cross from one stage into the next."""
+def joined(logs: Sequence[TrainingLog], *keys: str) -> tuple[list[float], list[float], list[float], int]:
+    """Values of all stages, one after the other; the running median does not cross from one stage into the next.
+
+    Args:
+        logs (`Sequence[TrainingLog]`): The stages.
+        keys (`str`): Names of the metric; in each entry the first that is there counts.
+
+    Returns:
+        `tuple[list[float], list[float], list[float], int]`: Tokens, values, their running median, and how many entries
+        it spans.
+    """
     x, raw, running = [], [], []
     longest = max((len(log.lines) for log in logs), default=0)
     window = max(1, longest // 25) | 1
@@ -307,17 +326,16 @@ def _mixture(run: RunData, stages: dict[str, dict[str, Any]], marks: Sequence[Ma
     colors = source_colors(run)
     if len(borders) > 1:
         drawing = both(
-            lambda variant: figures.stacked_shares(
+            lambda variant: stacked_shares(
                 variant, borders, shares, colors, "Share of each source over tokens", "tokens seen", marks
             )
         )
         legend = [(name, colors[name], False) for name in reversed(shares)]
         figure = Figure(
             "What was read when",
-            _safe(drawing),
+            safe(drawing),
             "Share of each source in the tokens read between two log entries; the lines across part the stages.",
             legend,
-            legend_narrow_only=True,
         )
         blocks.append(Block("figure", figure=figure))
     rows = []
@@ -353,6 +371,18 @@ def _share_table(stages: dict[str, dict[str, Any]]) -> Table:
     )
 
 
+def how_smoothed(window: int) -> str:
+    """What a caption says about smoothing.
+
+    Args:
+        window (`int`): Entries that the running median spans.
+
+    Returns:
+        `str`: Empty where nothing was smoothed.
+    """
+    return f". Thin: as logged; thick: running median of {window} entries" if window > 1 else ", as logged"
+
+
 def short_name(stage: str) -> str:
     """A stage's name as people say it.
 
@@ -385,9 +415,7 @@ def _routers(run: RunData, marks: Sequence[Mark]) -> list[Block]:
     blocks = []
     stage, load = last_router_load(run.logs)
     if load:
-        drawing = both(
-            lambda variant: figures.heat_map(variant, load, "Load of each expert by layer", "layer", "expert")
-        )
+        drawing = both(lambda variant: heat_map(variant, load, "Load of each expert by layer", "layer", "expert"))
         caption = (
             f"Tokens an expert received at the last log entry of {stage}, over the mean of its layer: 1.00 is balance."
         )
@@ -395,185 +423,33 @@ def _routers(run: RunData, marks: Sequence[Mark]) -> list[Block]:
             [Column("layer"), *(Column(f"expert {place}", True) for place in range(len(load[0])))],
             [[str(layer), *(number(value, 2) for value in row)] for layer, row in enumerate(load)],
         )
-        blocks.append(Block("figure", figure=Figure("Load of the experts", _safe(drawing), caption, table=table)))
-    x, raw, running, _ = _joined(run.logs, "router/max_vio")
+        blocks.append(Block("figure", figure=Figure("Load of the experts", safe(drawing), caption, table=table)))
+    x, raw, running, _ = joined(run.logs, "router/max_vio")
     if len(x) > 1:
         series = [Series("max violation", x, running, "c2", raw)]
         drawing = both(
-            lambda variant: figures.line_chart(
+            lambda variant: line_chart(
                 variant, series, "Worst imbalance over tokens", "tokens seen", "MaxVio", marks, 200.0, from_zero=True
             )
         )
         caption = "Load of the busiest expert over the mean, less one, in the worst layer; 0 is balance."
-        blocks.append(Block("figure", figure=Figure("Worst imbalance", _safe(drawing), caption)))
+        blocks.append(Block("figure", figure=Figure("Worst imbalance", safe(drawing), caption)))
     return blocks
-
-
-def corpus_sections(run: RunData) -> list[Section]:
-    """Where the documents went, and what is left.
-
-    Args:
-        run (`RunData`): Facts and logs.
-
-    Returns:
-        `list[Section]`: One section.
-    """
-    facts = run.stage("corpus")
-    funnel = facts.get("funnel", {})
-    blocks: list[Block] = []
-    stages = funnel.get("stages", [])
-    if stages:
-        rows = [("raw", stages[0]["documents_in"], number(stages[0]["documents_in"]), "c8")]
-        rows += [(row["stage"], row["documents_out"], number(row["documents_out"]), "c1") for row in stages]
-        drawing = both(lambda variant: figures.bars(variant, rows, "Documents left after each stage", 90.0))
-        table = Table(
-            [Column("stage"), *(Column(head, True) for head in ("in", "out", "bytes out", "trimmed", "time"))],
-            [
-                [
-                    row["stage"],
-                    number(row["documents_in"]),
-                    number(row["documents_out"]),
-                    size(row["bytes_out"]),
-                    size(row["bytes_trimmed"]),
-                    duration(row["seconds"]),
-                ]
-                for row in stages
-            ],
-        )
-        caption = "Documents left after each stage of cleaning, all sources together."
-        blocks.append(Block("figure", figure=Figure("Funnel", _safe(drawing), caption, table=table)))
-        blocks += [Block("note", f"Alarm: {alarm}.") for alarm in funnel.get("alarms", [])]
-        blocks += _reasons(stages, funnel.get("rows", []))
-    blocks += _sources(facts)
-    blocks += _corpus_notes(facts)
-    return [Section("corpus", "Corpus", blocks)]
-
-
-def _reasons(stages: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[Block]:
-    removed = [
-        (row["stage"], reason, counts["documents"], counts["bytes"])
-        for row in stages
-        for reason, counts in sorted(row["removed"].items(), key=lambda item: -item[1]["documents"])
-    ]
-    blocks = []
-    if removed:
-        table = Table(
-            [Column("stage"), Column("reason"), Column("documents", True), Column("text", True)],
-            [[stage, reason, number(documents), size(text)] for stage, reason, documents, text in removed],
-        )
-        blocks.append(Block("details", title="Documents removed, by reason", table=table))
-    names = list(dict.fromkeys(row["source"] for row in rows))
-    if names:
-        out = {(row["stage"], row["source"]): row["documents_out"] for row in rows}
-        first = {row["source"]: row["documents_in"] for row in reversed(rows)}
-        table = Table(
-            [Column("source"), Column("raw", True), *(Column(row["stage"], True) for row in stages)],
-            [
-                [name, number(first[name]), *(number(out.get((row["stage"], name))) for row in stages)]
-                for name in names
-            ],
-        )
-        blocks.append(Block("details", title="Documents left, by source and stage", table=table))
-    return blocks
-
-
-def _sources(facts: dict[str, Any]) -> list[Block]:
-    sources = facts.get("sources", {})
-    if not sources:
-        return []
-    keys = ("documents", "bytes", "tokens", "validation_tokens")
-    total = facts.get("totals", {})
-
-    def cells(row: dict[str, Any]) -> list[str]:
-        return [number(row.get(keys[0])), size(row.get(keys[1])), *(number(row.get(key)) for key in keys[2:])]
-
-    rows = [[name, *cells(row)] for name, row in sources.items()]
-    if total:
-        rows.append(["all", *cells(total)])
-    heads = ("documents", "text", "tokens", "held out")
-    table = Table([Column("source"), *(Column(head, True) for head in heads)], rows, ("all",))
-    return [Block("table", title="What is left, by source", table=table)]
-
-
-def _corpus_notes(facts: dict[str, Any]) -> list[Block]:
-    notes = []
-    for name, row in facts.get("dedup", {}).items():
-        notes.append(f"{number(row.get('removed'))} {name} duplicates removed")
-    pii = facts.get("pii", {})
-    if pii:
-        notes.append("masked personal data: " + ", ".join(f"{number(value)} {kind}" for kind, value in pii.items()))
-    tokenizer = facts.get("tokenizer", {})
-    if tokenizer:
-        notes.append(
-            f"tokenizer of {number(tokenizer.get('vocab_size'))} tokens, "
-            f"{number(tokenizer.get('bytes_per_token'), 2)} "
-            "bytes a token"
-        )
-    text = "; ".join(notes)
-    return [Block("note", text[:1].upper() + text[1:] + ".")] if notes else []
-
-
-def sft_section(run: RunData) -> list[Section]:
-    """Instruction tuning.
-
-    Args:
-        run (`RunData`): Facts and logs.
-
-    Returns:
-        `list[Section]`: One section.
-    """
-    facts = run.stage("sft")
-    curation = facts.get("curation", {})
-    blocks: list[Block] = []
-    if curation:
-        rows = [("rows", curation["rows"], number(curation["rows"]), "c8")]
-        rows += [(reason, gone, number(gone), "c2") for reason, gone in curation["dropped"].items() if gone]
-        rows += [("kept", curation["kept"], number(curation["kept"]), "c1")]
-        drawing = both(lambda variant: figures.bars(variant, rows, "Instruction rows by fate", 90.0))
-        table = Table(
-            [Column("source"), Column("rows", True), Column("kept", True)],
-            [
-                [name, number(source["rows"]), number(source["kept"])]
-                for name, source in curation.get("sources", {}).items()
-            ],
-        )
-        caption = "Rows of instruction data, those dropped by reason, and those kept for training and measuring."
-        blocks.append(Block("figure", figure=Figure("Curation", _safe(drawing), caption, table=table)))
-    logs = run.sft_logs[-1:]
-    x, raw, running, window = _joined(logs, "loss")
-    if len(x) > 1:
-        series = [Series("loss", x, running, "c4", raw)]
-        drawing = both(
-            lambda variant: figures.line_chart(
-                variant, series, "Loss on assistant tokens over updates", "updates", "nats a token", height=220.0
-            )
-        )
-        caption = f"On training batches. Thin: as logged; thick: running median of {window} entries."
-        blocks.append(Block("figure", figure=Figure("Loss on the assistant's tokens", _safe(drawing), caption)))
-    loss = facts.get("assistant_loss", {})
-    if loss:
-        rows_of_loss = [
-            [kind, number(loss.get(f"{key}_before")), number(loss.get(f"{key}_after"))]
-            for kind, key in (("training rows", "train"), ("held-out rows", "validation"))
-            if f"{key}_before" in loss
-        ]
-        table = Table([Column("loss on"), Column("before", True), Column("after", True)], rows_of_loss)
-        blocks.append(Block("table", table=table))
-        balance = facts.get("router_balance", {})
-        text = f"Convention: {facts.get('convention', 'not recorded')}. "
-        if balance.get("active"):
-            text += f"Router balancing was active with coefficient {balance.get('coefficient'):g}."
-        else:
-            text += "Router balancing was off."
-        blocks.append(Block("note", text))
-    return [Section("sft", "Instruction tuning", blocks)]
 
 
 def _cycle(colors: Sequence[str], length: int) -> list[str]:
     return [colors[place % len(colors)] for place in range(length)]
 
 
-def _safe(svg: str) -> Any:
+def safe(svg: str) -> Any:
+    """Marks a drawing as HTML that needs no escaping; its texts are escaped already.
+
+    Args:
+        svg (`str`): Drawings of `figures`.
+
+    Returns:
+        `Markup`: The same text.
+    """
     from markupsafe import Markup
 
     return Markup(svg)

@@ -14,6 +14,7 @@ from hf_pretrain.utils.errors import UserError
 
 if TYPE_CHECKING:
     from hf_pretrain.data.token_source import TokenSource
+    from hf_pretrain.evaluation.suite import Benchmark
 
 UNTRAINED = "untrained"
 
@@ -52,6 +53,8 @@ class EvaluateOptions:
         models (`list[str]`): Stages or model folders to score, in order; `untrained` is the first stage's model before
             its first step.
         untrained_from (`str`, *optional*): The stage whose untrained model is meant; by default the first of `models`.
+        sources (`list[str]`, *optional*): Held-out sources to score; by default all. A source that repeats documents
+            of others is better left out, for they would count twice.
         context_length (`int`, *optional*, defaults to 256): Window length for bits per byte by source.
         max_tokens_per_source (`int`, *optional*, defaults to 8192): Held-out tokens scored a source.
         max_document_tokens (`int`, *optional*, defaults to 2048): Most tokens of one document.
@@ -70,6 +73,7 @@ class EvaluateOptions:
     corpus: str
     models: list[str]
     untrained_from: str | None = None
+    sources: list[str] | None = None
     context_length: int = 256
     max_tokens_per_source: int = 8192
     max_document_tokens: int = 2048
@@ -138,112 +142,65 @@ def run(spec: StageSpec) -> None:
         UserError: If the corpus or a model is missing.
     """
     from transformers import AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
-    from hf_pretrain.evaluation import bits_per_byte, contamination_scores
-    from hf_pretrain.evaluation.byte_lengths import token_byte_lengths
+    from hf_pretrain.evaluation.bits_per_byte import iterate_documents
+    from hf_pretrain.evaluation.suite import EvaluationSuite
     from hf_pretrain.utils.atomic import write_json
     from hf_pretrain.utils.facts import Facts
 
+    # The progress lines say what is going on; bars of the libraries would break them.
+    transformers_logging.disable_progress_bar()
     options = check(spec)
     corpus = Path(spec.resolve(options.corpus))
-    tokenizer_dir = corpus / "tokenizer"
-    if not tokenizer_dir.is_dir():
-        raise UserError(f"corpus = {options.corpus}; {tokenizer_dir} is missing: run the corpus stage first.")
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir)
-    lengths = token_byte_lengths(tokenizer)
-    sources = _validation_sources(corpus, options.corpus)
+    if not (corpus / "tokenizer").is_dir():
+        raise UserError(f"corpus = {options.corpus}; {corpus / 'tokenizer'} is missing: run the corpus stage first.")
+    sources = _validation_sources(corpus, options)
     documents = {
-        source.name: list(
-            bits_per_byte.iterate_documents(
-                source, options.max_tokens_per_source, max_document_tokens=options.max_document_tokens
-            )
-        )
+        source.name: list(iterate_documents(source, options.max_tokens_per_source, 2, options.max_document_tokens))
         for source in sources
     }
     documents = {name: found for name, found in documents.items() if found}
     if not documents:
         raise UserError(f"corpus = {options.corpus}; its validation tokens hold no document of two tokens or more.")
-    long_documents = _long_documents(sources, options.long_context)
-    benchmarks = _read_benchmarks(corpus, options)
-    long_models = set(options.long_context.models) if options.long_context and long_documents else set()
-    names = [*options.models, *sorted(long_models - set(options.models))]
-
-    scores: dict[str, dict[str, float]] = {}
-    nats: dict[str, float] = {}
-    sizes: dict[str, dict[str, int]] = {}
-    by_position: dict[str, dict[str, list[float]]] = {}
-    benchmark_scores: dict[str, dict[str, Any]] = {}
-    for name in names:
+    long_context = options.long_context
+    suite = EvaluationSuite(
+        AutoTokenizer.from_pretrained(corpus / "tokenizer"),
+        documents,
+        options.context_length,
+        _read_benchmarks(corpus, options),
+        _long_documents(sources, long_context),
+        long_context.context_lengths if long_context else (),
+        long_context.edges if long_context else (),
+        options.tokens_per_batch,
+        options.bootstrap_resamples,
+        options.confidence,
+        options.seed,
+    )
+    long_models = long_context.models if long_context else []
+    for name in dict.fromkeys([*options.models, *long_models]):
         model = _load_model(spec, name, options.untrained_source)
-        if name in options.models:
-            parts = {
-                source: bits_per_byte.evaluate_documents(
-                    model, found, lengths, options.context_length, options.tokens_per_batch, f"{name} on {source}"
-                )
-                for source, found in documents.items()
-            }
-            total = sum(parts.values(), bits_per_byte.ByteScore(0.0, 0, 0))
-            scores[name] = {
-                **{source: part.bits_per_byte for source, part in parts.items()},
-                "all": total.bits_per_byte,
-            }
-            nats[name] = total.nats_per_token
-            sizes = {
-                source: {"tokens": part.num_tokens, "bytes": part.num_bytes, "documents": part.num_documents}
-                for source, part in (*parts.items(), ("all", total))
-            }
-            for benchmark, (items, found_ids) in benchmarks.items():
-                item_scores = contamination_scores.score_items(
-                    model, tokenizer, items, lengths, options.context_length, options.tokens_per_batch
-                )
-                benchmark_scores.setdefault(benchmark, {})[name] = contamination_scores.split_scores(
-                    item_scores, found_ids, options.bootstrap_resamples, options.confidence, options.seed
-                )
-        if name in long_models:
-            by_position[name] = {
-                str(length): [
-                    score.bits_per_byte
-                    for score in bits_per_byte.evaluate_positions(
-                        model, long_documents, lengths, length, options.long_context.edges, options.tokens_per_batch
-                    )
-                ]
-                for length in options.long_context.context_lengths
-            }
-        del model
-
-    payload: dict[str, Any] = {
-        "bits_per_byte": scores,
-        "nats_per_token": nats,
-        "scored": sizes,
-        "convention": bits_per_byte.CONVENTION.format(context=options.context_length),
-        "benchmarks": benchmark_scores,
-        "benchmark_convention": contamination_scores.CONVENTION.format(
-            resamples=options.bootstrap_resamples, confidence=options.confidence
-        ),
-    }
-    if by_position:
-        edges = options.long_context.edges
-        payload["long_context"] = {
-            "edges": edges,
-            "documents": len(long_documents),
-            "bits_per_byte": by_position,
-            "convention": "bits per byte of the tokens between two positions of a document, the same tokens at every "
-            "context length",
-        }
-    write_json(spec.stage_dir / "evaluation.json", payload)
-    Facts(spec.run_dir).record_stage(spec.name, spec.kind, payload)
+        suite.score(name, model, by_source=name in options.models, by_position=name in long_models)
+    facts = suite.as_facts()
+    write_json(spec.stage_dir / "evaluation.json", facts)
+    Facts(spec.run_dir).record_stage(spec.name, spec.kind, facts)
 
 
-def _validation_sources(corpus: Path, name: str) -> "list[TokenSource]":
+def _validation_sources(corpus: Path, options: EvaluateOptions) -> "list[TokenSource]":
     from hf_pretrain.data.token_source import TokenSource
+    from hf_pretrain.utils.naming import unknown_name_message
 
     folder = corpus / "tokens" / "validation"
-    found = sorted(path.parent for path in folder.glob("*/source.json"))
+    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/source.json"))}
     if not found:
         raise UserError(
-            f"corpus = {name}; {folder} holds no validation tokens: run the corpus stage with a held-out split."
+            f"corpus = {options.corpus}; {folder} holds no validation tokens: run the corpus stage with a held-out "
+            "split."
         )
-    return [TokenSource.open(path) for path in found]
+    for name in options.sources or ():
+        if name not in found:
+            raise UserError(f"sources: {unknown_name_message('source', name, found)}")
+    return [TokenSource.open(found[name]) for name in options.sources or found]
 
 
 def _long_documents(sources: "list[TokenSource]", options: LongContextOptions | None) -> list[Any]:
@@ -282,17 +239,18 @@ def _seed_of(spec: StageSpec, stage: str | None) -> int:
     return int(Facts(spec.run_dir).load()["stages"].get(stage, {}).get("seed", 42))
 
 
-def _read_benchmarks(corpus: Path, options: EvaluateOptions) -> dict[str, tuple[list[Any], set[str]]]:
+def _read_benchmarks(corpus: Path, options: EvaluateOptions) -> "list[Benchmark]":
     """Items of each benchmark and the ids of those that stood in the raw corpus."""
     from hf_pretrain.corpus.contamination.report import read_rows
     from hf_pretrain.evaluation.contamination_scores import BenchmarkItem
+    from hf_pretrain.evaluation.suite import Benchmark
     from hf_pretrain.utils.atomic import read_json
 
     report = corpus / "contamination.json"
     found: dict[str, set[str]] = {}
     for entry in read_json(report)["items"] if report.exists() else ():
         found.setdefault(entry["benchmark"], set()).add(str(entry["item_id"]))
-    benchmarks = {}
+    benchmarks = []
     for path in sorted((corpus / "benchmarks").glob("*.jsonl")):
         items = []
         for number, row in enumerate(read_rows(path, f"benchmark {path.stem!r}"), 1):
@@ -304,14 +262,13 @@ def _read_benchmarks(corpus: Path, options: EvaluateOptions) -> dict[str, tuple[
         if strangers:
             # Counted under other ids, every item would pass as clean.
             raise UserError(
-                f"benchmark {path.stem!r}: contamination.json names the item {sorted(strangers)[0]!r}, which "
-                f"{path} does "
-                f"not have under id_key = {options.id_key!r}: name the field that the corpus stage used."
+                f"benchmark {path.stem!r}: contamination.json names the item {sorted(strangers)[0]!r}, which {path} "
+                f"does not have under id_key = {options.id_key!r}: name the field that the corpus stage used."
             )
         items.sort(key=lambda item: item.id not in contaminated)
         items = items[: options.max_benchmark_items]
         if items:
-            benchmarks[path.stem] = (items, contaminated)
+            benchmarks.append(Benchmark(path.stem, items, frozenset(contaminated)))
     return benchmarks
 
 

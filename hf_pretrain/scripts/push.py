@@ -78,6 +78,7 @@ def run(spec: StageSpec) -> None:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
     import hf_pretrain.models  # noqa: F401 (registers Strata with the Auto classes)
     from hf_pretrain.hub.model_card import license_file, render_card
@@ -85,6 +86,8 @@ def run(spec: StageSpec) -> None:
     from hf_pretrain.utils.atomic import write_text
     from hf_pretrain.utils.facts import Facts
 
+    # The progress lines say what is going on; bars of the libraries would break them.
+    transformers_logging.disable_progress_bar()
     options = check(spec)
     facts = Facts(spec.run_dir)
     source = _model_folder(spec, options.model)
@@ -129,15 +132,13 @@ def _upload(folder: Path, options: PushOptions) -> dict[str, Any]:
         card = push_card(folder, options.hub_model_id, token)
     except LocalTokenNotFoundError as error:
         raise UserError(
-            f"hub_model_id = {options.hub_model_id}; there is no token: run `hf auth login` or set HF_TOKEN. "
-            "The model "
-            f"lies in {folder}."
+            f"hub_model_id = {options.hub_model_id}; there is no token: run `hf auth login` or set HF_TOKEN. The "
+            f"model lies in {folder}."
         ) from error
     except HfHubHTTPError as error:
         raise UserError(
-            f"hub_model_id = {options.hub_model_id}; the Hub refused: {' '.join(str(error).split())} The "
-            "model lies in "
-            f"{folder}."
+            f"hub_model_id = {options.hub_model_id}; the Hub refused: {' '.join(str(error).split())} The model lies "
+            f"in {folder}."
         ) from error
     return {"id": options.hub_model_id, "weights_commit": commit, "card_commit": card, "private": options.private}
 

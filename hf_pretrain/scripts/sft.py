@@ -79,8 +79,10 @@ def run(spec: StageSpec) -> None:
     Raises:
         UserError: If rows, tokenizer or model are missing, or no row is left.
     """
+    import datasets
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from transformers.utils import logging as transformers_logging
 
     import hf_pretrain.models  # noqa: F401 (registers Strata with the Auto classes)
     from hf_pretrain.sft.build import assistant_loss, build_config, build_trainer, encode_conversations, merged_model
@@ -91,6 +93,9 @@ def run(spec: StageSpec) -> None:
     from hf_pretrain.utils.atomic import atomic_directory
     from hf_pretrain.utils.facts import Facts
 
+    # The progress lines say what is going on; bars of the libraries would break them.
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     stage, curation, options = check(spec)
     corpus = Path(spec.resolve(stage.corpus))
     if not (corpus / "tokenizer").is_dir():

@@ -248,6 +248,7 @@ def build_trainer(
         UserError: If packed rows would see each other, or packing would lose tokens.
     """
     from datasets import Dataset
+    from transformers import PrinterCallback
 
     arguments = dict(options.arguments)
     experts = getattr(model.config.get_text_config(), "num_experts", 0) or 0
@@ -276,6 +277,8 @@ def build_trainer(
         callbacks=list(callbacks),
     )
     trainer.model_settings = settings
+    # Our own callbacks show progress and keep the log; this one would print every entry.
+    trainer.remove_callback(PrinterCallback)
     kept = sum(len(ids) for ids in trainer.train_dataset["input_ids"])
     expected = sum(len(row.input_ids) for row in train.rows)
     if kept != expected:
@@ -432,19 +435,11 @@ def assistant_loss(model: "PreTrainedModel", rows: Sequence[EncodedConversation]
     Returns:
         `float`: Nats a token, every assistant token weighing the same.
     """
-    import torch
+    import numpy as np
 
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    total, count = 0.0, 0
-    with torch.inference_mode():
-        for row in rows:
-            logits = model(input_ids=torch.tensor([row.input_ids], device=device), use_cache=False).logits[0, :-1]
-            labels = torch.tensor(row.labels[1:], device=device)
-            total += float(
-                torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
-            )
-            count += int((labels != IGNORE_INDEX).sum())
-    model.train(was_training)
-    return total / max(count, 1)
+    from hf_pretrain.evaluation.bits_per_byte import token_nats
+
+    nats = token_nats(model, [np.asarray(row.input_ids) for row in rows])
+    trained = [np.asarray(row.labels[1:]) != IGNORE_INDEX for row in rows]
+    total = sum(float(values[mask].sum()) for values, mask in zip(nats, trained, strict=True))
+    return total / max(sum(int(mask.sum()) for mask in trained), 1)

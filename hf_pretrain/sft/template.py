@@ -122,9 +122,8 @@ def check_template(tokenizer: "PreTrainedTokenizerBase") -> TemplateReport:
         raise UserError(f"tokenizer = {name}; it has no chat template: set one with generation markers.")
     if not re.search(r"\{%-?\s*generation\b", str(tokenizer.chat_template)):
         raise UserError(
-            f"tokenizer = {name}; its chat template has no {{% generation %}} markers, so the loss on "
-            f"assistant tokens "
-            "would train on nothing: put the markers around the assistant's turn and its end-of-turn token."
+            f"tokenizer = {name}; its chat template has no {{% generation %}} markers, so the loss on assistant "
+            "tokens would train on nothing: put the markers around the assistant's turn and its end-of-turn token."
         )
     ids, mask = render(tokenizer, _PROBE)
     found = spans(mask)
@@ -143,16 +142,14 @@ def check_template(tokenizer: "PreTrainedTokenizerBase") -> TemplateReport:
         if ids[stop - 1] not in special:
             raise UserError(
                 f"tokenizer = {name}; its chat template leaves the end-of-turn token outside the generation "
-                "markers, so "
-                "the model would never learn to stop: move the closing marker behind that token."
+                "markers, so the model would never learn to stop: move the closing marker behind that token."
             )
         end_ids.add(ids[stop - 1])
         words = tokenizer.decode(ids[start : stop - 1]).strip()
         if words != answer:
             raise UserError(
-                f"tokenizer = {name}; its chat template marks {words!r} where the assistant says {answer!r}: "
-                "the markers "
-                "must hold the answer and its end-of-turn token, nothing else."
+                f"tokenizer = {name}; its chat template marks {words!r} where the assistant says {answer!r}: the "
+                "markers must hold the answer and its end-of-turn token, nothing else."
             )
     if len(end_ids) != 1:
         raise UserError(f"tokenizer = {name}; its chat template ends assistant turns with different tokens {end_ids}.")

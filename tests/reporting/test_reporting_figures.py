@@ -67,7 +67,11 @@ def test_heat_map_is_deeper_for_more_and_empty_for_none(variant):
 def test_rows_of_dots_bars_and_intervals(variant):
     root = parse(figures.dumbbells(variant, [("s", [3.0, 2.0])], ["m", "n"], ["c8", "c1"], "x", "bits"))
     assert [circle.attrib["class"] for circle in root.iter(f"{SVG}circle")] == ["hollow", "dot"]
-    root = parse(figures.bars(variant, [("all", 10, "10", "c8"), ("half", 5, "5", "c1"), ("none", 0, "0", "c1")], "x"))
+    root = parse(
+        figures.bars(
+            variant, [("all", 10, None, "10", "c8"), ("half", 5, None, "5", "c1"), ("none", 0, None, "0", "c1")], "x"
+        )
+    )
     widths = [float(rect.attrib["width"]) for rect in root.iter(f"{SVG}rect")]
     assert widths[0] == pytest.approx(2 * widths[1], abs=0.2) and widths[2] == 0
     root = parse(figures.intervals(variant, [("m", [(2.0, 1.0, 3.0, "c1"), (2.0, 1.5, 2.5, "c2")])], "x", "bits"))
@@ -93,5 +97,5 @@ def test_thinning_keeps_peaks_and_ends():
 
 
 def test_both_variants_are_drawn():
-    svg = figures.both(lambda variant: figures.bars(variant, [("a", 1, "1", "c1")], "x"))
+    svg = figures.both(lambda variant: figures.bars(variant, [("a", 1, 2, "1", "c1")], "x"))
     assert re.findall(r'class="chart (\w+)"', svg) == ["wide", "narrow"]
