@@ -12,8 +12,8 @@
 
 What they share: constructors take JSON scalars and refuse bad values at once; they bind in `on_train_begin`, undo what
 they changed in `on_train_end`, decide alike on all processes, and add numbers to the log line under constant keys
-(`log_lines.py`). Those with a `state()` are restored by `restore_callback_states_from_checkpoint=True`. Read `z_loss.py`
-first: it is the shortest that does all of this.
+(`log_lines.py`). Those with a `state()` are restored by `restore_callback_states_from_checkpoint=True`. Read
+`z_loss.py` first: it is the shortest that does all of this.
 
     from transformers import Trainer, TrainingArguments
 

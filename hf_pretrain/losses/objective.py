@@ -18,6 +18,7 @@ import torch
 from hf_pretrain.losses.causal_lm import IGNORE_INDEX, LossOutput, check_options, normaliser
 from hf_pretrain.losses.selection import (
     IMPLEMENTATIONS,
+    LossFunction,
     resolve_logits_implementation,
     resolve_loss_implementation,
 )
@@ -57,6 +58,7 @@ class CausalLMObjective:
         self.training_calls = 0
         self._model: Any = None
         self._before: dict[str, Any] = {}
+        self._functions: dict[str, LossFunction] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -161,8 +163,9 @@ class CausalLMObjective:
             if lm_head_weight is None:
                 raise UserError("lm_head_weight = None; hidden_states need the head's weight with them.")
             self._check_vocab(vocab_size, lm_head_weight.shape[0])
-            function = resolve_loss_implementation(self.implementation, hidden_states.device)
-            output = function(hidden_states, lm_head_weight, labels, logit_softcap=logit_softcap, **options)
+            output = self._function_on(hidden_states.device)(
+                hidden_states, lm_head_weight, labels, logit_softcap=logit_softcap, **options
+            )
         elif logits is not None:
             self._check_vocab(vocab_size, logits.shape[-1])
             output = resolve_logits_implementation(self.implementation)(logits, labels, **options)
@@ -172,6 +175,12 @@ class CausalLMObjective:
             self.training_calls += 1
             self._accumulate(output, normaliser(num_items_in_batch, output.num_tokens))
         return output.loss
+
+    def _function_on(self, device: torch.device) -> LossFunction:
+        """The implementation for a kind of device, looked up once."""
+        if device.type not in self._functions:
+            self._functions[device.type] = resolve_loss_implementation(self.implementation, device)
+        return self._functions[device.type]
 
     @staticmethod
     def _check_vocab(vocab_size: int | None, rows: int) -> None:
