@@ -8,13 +8,11 @@ Convention after The Pile (2101.00027), section 3.1, which scores documents the 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from hf_pretrain.utils.progress import Progress
 
 
 if TYPE_CHECKING:
@@ -166,7 +164,7 @@ def evaluate_documents(
     byte_lengths: np.ndarray,
     context_length: int,
     tokens_per_batch: int = 4096,
-    label: str = "evaluate",
+    on_progress: Callable[[int], None] | None = None,
 ) -> ByteScore:
     """Scores documents at a context length.
 
@@ -176,7 +174,7 @@ def evaluate_documents(
         byte_lengths (`np.ndarray` of shape `(vocab_size,)`): Bytes by token id.
         context_length (`int`): Longest window, in tokens.
         tokens_per_batch (`int`, *optional*, defaults to 4096): Tokens in one forward pass.
-        label (`str`, *optional*, defaults to `"evaluate"`): Name shown with the progress.
+        on_progress (`Callable`, *optional*): Called with the number of tokens scored since its last call.
 
     Returns:
         `ByteScore`: The pooled score.
@@ -189,11 +187,11 @@ def evaluate_documents(
     nats = 0.0
     # Chunks only so that progress can be shown; sorting by length happens within a chunk.
     chunk = max(1, 16 * tokens_per_batch // context_length)
-    with Progress(label, total=sum(map(len, pieces)), unit="tokens") as progress:
-        for start in range(0, len(pieces), chunk):
-            part = pieces[start : start + chunk]
-            nats += float(sum(values.sum() for values in token_nats(model, part, tokens_per_batch)))
-            progress.update(sum(map(len, part)))
+    for start in range(0, len(pieces), chunk):
+        part = pieces[start : start + chunk]
+        nats += float(sum(values.sum() for values in token_nats(model, part, tokens_per_batch)))
+        if on_progress is not None:
+            on_progress(sum(map(len, part)))
     num_bytes = int(sum(byte_lengths[piece[1:]].sum() for piece in pieces))
     return ByteScore(nats, num_bytes, sum(len(piece) - 1 for piece in pieces), count)
 

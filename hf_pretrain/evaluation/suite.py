@@ -14,6 +14,7 @@ from hf_pretrain.evaluation.bits_per_byte import CONVENTION, ByteScore, evaluate
 from hf_pretrain.evaluation.byte_lengths import token_byte_lengths
 from hf_pretrain.evaluation.contamination_scores import CONVENTION as BENCHMARK_CONVENTION
 from hf_pretrain.evaluation.contamination_scores import BenchmarkItem, score_items, split_scores
+from hf_pretrain.utils.progress import Progress
 
 
 if TYPE_CHECKING:
@@ -106,12 +107,14 @@ class EvaluationSuite:
             }
 
     def _score_sources(self, name: str, model: Any) -> None:
-        parts = {
-            source: evaluate_documents(
-                model, found, self._lengths, self.context_length, self.tokens_per_batch, f"{name} on {source}"
-            )
-            for source, found in self.documents.items()
-        }
+        size = sum(len(document) for found in self.documents.values() for document in found)
+        with Progress(f"evaluate {name}", total=size, unit="tokens") as progress:
+            parts = {
+                source: evaluate_documents(
+                    model, found, self._lengths, self.context_length, self.tokens_per_batch, progress.update
+                )
+                for source, found in self.documents.items()
+            }
         parts["all"] = sum(parts.values(), ByteScore(0.0, 0, 0))
         self._scores[name] = {source: part.bits_per_byte for source, part in parts.items()}
         self._nats[name] = parts["all"].nats_per_token
