@@ -5,7 +5,6 @@ Used by `scripts/pretrain.py`. Everything here runs on all processes alike; only
 
 import logging
 import math
-import resource
 import shutil
 import sys
 from pathlib import Path
@@ -293,6 +292,7 @@ class StageRun:
             "empty_steps": self.trainer.num_empty_steps,
             "processes": args.world_size,
             "peak_memory_bytes": peak_memory_bytes(),
+            "peak_gpu_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         }
         return _without_nothing(plain(facts))
 
@@ -344,12 +344,16 @@ def throughput_facts(callback: ThroughputCallback | None, steps: list[dict[str, 
     return facts
 
 
-def peak_memory_bytes() -> int:
+def peak_memory_bytes() -> int | None:
     """Reads the largest resident memory this process had.
 
     Returns:
-        `int`: Bytes. On CUDA the device's peak is not part of it.
+        `int`: Bytes, without those on a GPU; `None` where the system does not say.
     """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
