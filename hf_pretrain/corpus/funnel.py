@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -288,4 +289,22 @@ def build_funnel(rows: list[dict[str, Any]], tokens: dict[str, int]) -> dict[str
         stages[row["stage"]] = merged
     for row in [*rows, *stages.values()]:
         row["seconds"] = round(row["seconds"], 3)
-    return {"schema": 1, "stages": list(stages.values()), "rows": rows, "tokens": tokens, "alarms": alarms}
+    ordered = [stages[name] for name in stage_order(rows)]
+    return {"schema": 1, "stages": ordered, "rows": rows, "tokens": tokens, "alarms": alarms}
+
+
+def stage_order(rows: list[dict[str, Any]]) -> list[str]:
+    """Orders the stages as documents meet them: a source that skips some says nothing about their order.
+
+    Args:
+        rows (`list[dict]`): Rows, for each source in its own order of stages.
+
+    Returns:
+        `list[str]`: Every stage once.
+    """
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    last: dict[str, str] = {}
+    for row in rows:
+        sorter.add(row["stage"], *([last[row["source"]]] if row["source"] in last else []))
+        last[row["source"]] = row["stage"]
+    return list(sorter.static_order())

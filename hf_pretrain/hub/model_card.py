@@ -374,7 +374,7 @@ def _summary(facts: Mapping[str, Any]) -> str:
     if whole.get("seconds"):
         machine = facts.get("environment", {}).get("machine", {})
         cores = f" on {number(machine.get('cpu_cores'))} {machine.get('architecture', '')} cores" if machine else ""
-        text.append(f"The whole recipe took {duration(whole['seconds'])}{cores}.")
+        text.append(f"Everything up to this card took {duration(whole['seconds'])}{cores}.")
     return " ".join(text) or "A language model; nothing is recorded about it yet."
 
 

@@ -107,7 +107,33 @@ def execute_stage(spec: StageSpec, run: Callable[[StageSpec], None]) -> None:
     run(spec)
     if is_main_process():
         manifest.finish(time.monotonic() - begin)
-        Facts(spec.run_dir).annotate_stage(spec.name, seconds=round(manifest.seconds, 3))
+        facts = Facts(spec.run_dir)
+        facts.annotate_stage(spec.name, seconds=round(manifest.seconds, 3))
+        recorded = facts.load()
+        facts.record(
+            "run",
+            {
+                # What the stages took that lie in the folder now, whenever they were run.
+                "seconds": round(sum(stage.get("seconds", 0.0) for stage in recorded["stages"].values()), 1),
+                "peak_memory_bytes": max(recorded.get("run", {}).get("peak_memory_bytes", 0), peak_memory_bytes()),
+            },
+        )
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process and its finished children have held.
+
+    Returns:
+        `int`: Bytes of resident memory; 0 where the system does not tell.
+    """
+    try:
+        import resource
+    except ImportError:
+        return 0
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    sizes = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return max(sizes) * unit
 
 
 def retire_stage(spec: StageSpec) -> None:

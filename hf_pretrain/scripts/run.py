@@ -5,7 +5,6 @@ All stages are validated before the first one works, so a typing error in the la
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -100,17 +99,6 @@ def run_recipe(specs: list[StageSpec], force: list[str], until: str | None = Non
         execute_stage(spec, stage_module(spec).run)
         _say(f"[{number}/{len(pending)}] {spec.name} done in {format_duration(time.monotonic() - started)}")
     report = run_dir / "report.html"
-    if pending:
-        facts = Facts(run_dir)
-        previous = facts.load().get("run", {})
-        seconds = time.monotonic() - begin
-        facts.record(
-            "run",
-            {
-                "seconds": round(previous.get("seconds", 0.0) + seconds, 1),
-                "peak_memory_bytes": max(previous.get("peak_memory_bytes", 0), peak_memory_bytes()),
-            },
-        )
     if pending or not report.exists():
         from hf_pretrain.scripts.report import write_report
 
@@ -125,22 +113,6 @@ def run_recipe(specs: list[StageSpec], force: list[str], until: str | None = Non
         "report": str(report),
         "card": next((str(card) for card in cards if card.exists()), None),
     }
-
-
-def peak_memory_bytes() -> int:
-    """The most memory this process and its finished children have held.
-
-    Returns:
-        `int`: Bytes of resident memory; 0 where the system does not tell.
-    """
-    try:
-        import resource
-    except ImportError:
-        return 0
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    sizes = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return max(sizes) * unit
 
 
 def _say(text: str) -> None:

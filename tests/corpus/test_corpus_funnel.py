@@ -134,3 +134,11 @@ def test_alarm_when_a_source_is_nearly_lost() -> None:
     }
     assert find_alarms([row]) == ["web lost 91 of 100 documents at near, most as 'near_duplicate'"]
     assert find_alarms([{**row, "documents_out": 10}]) == []
+
+
+def test_stages_stand_in_the_order_documents_meet_them() -> None:
+    from hf_pretrain.corpus.funnel import stage_order
+
+    walks = {"books": ["language", "exact"], "web": ["extract", "language", "c4", "exact"], "code": ["exact", "pii"]}
+    rows = [{"source": source, "stage": stage} for source, stages in walks.items() for stage in stages]
+    assert stage_order(rows) == ["extract", "language", "c4", "exact", "pii"]
