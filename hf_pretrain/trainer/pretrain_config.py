@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 from transformers import TrainingArguments
 
+from hf_pretrain.optim.schedules import check_schedule
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.strict import convert
 
@@ -163,6 +164,12 @@ class PretrainConfig(TrainingArguments):
         self._check_ranges()
         self._settle_batch()
         self._settle_steps()
+        if self.max_steps > 0:
+            try:
+                check_schedule(**self.schedule_options(self.max_steps))
+            except UserError as error:
+                hint = "warmup_steps or warmup_fraction, and decay_fraction, give these"
+                raise UserError(f"schedule = {self.schedule}: {error} ({hint})") from error
 
     @property
     def sequences_per_step(self) -> int:
@@ -187,6 +194,24 @@ class PretrainConfig(TrainingArguments):
             return int(self.warmup_steps) if self.warmup_steps >= 1 else math.ceil(self.warmup_steps * max_steps)
         fraction = 0.01 if self.warmup_fraction is None else self.warmup_fraction
         return math.ceil(fraction * max_steps)
+
+    def schedule_options(self, max_steps: int) -> dict[str, Any]:
+        """Puts the learning-rate fields into the terms of `hf_pretrain.optim.schedules`.
+
+        Args:
+            max_steps (`int`): Updates of the run.
+
+        Returns:
+            `dict`: Arguments of `lr_lambda` and `check_schedule`.
+        """
+        return {
+            "name": self.schedule,
+            "num_training_steps": max_steps,
+            "num_warmup_steps": self.warmup_updates(max_steps),
+            "num_decay_steps": round(self.decay_fraction * max_steps) if self.schedule == "wsd" else None,
+            "min_lr_ratio": self.min_lr_ratio,
+            "decay_type": self.decay_shape,
+        }
 
     def _check_types(self) -> None:
         hints = get_type_hints(PretrainConfig)

@@ -77,7 +77,13 @@ class _RunRecords(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        if getattr(model.config, "router_bias_update_rate", None) is not None and hasattr(model, "update_router_bias"):
+        if getattr(model.config, "router_bias_update_rate", None) is None or not hasattr(model, "update_router_bias"):
+            return
+        spikes = self._trainer.find_callback(LossSpikeCallback)
+        if spikes is not None and spikes.skipped_last_step:
+            # A skipped update changes nothing: what its batch was routed to is forgotten, not counted later.
+            model.update_router_bias(torch.zeros(model.config.num_hidden_layers, model.config.num_experts))
+        else:
             model.update_router_bias()
 
     def on_step_end(
@@ -384,16 +390,7 @@ class PretrainTrainer(Trainer):
             UserError: If warm-up and decay do not fit into the run.
         """
         if self.lr_scheduler is None:
-            args = self.args
-            decay = round(args.decay_fraction * num_training_steps) if args.schedule == "wsd" else None
-            factor = lr_lambda(
-                args.schedule,
-                num_training_steps,
-                num_warmup_steps=args.warmup_updates(num_training_steps),
-                num_decay_steps=decay,
-                min_lr_ratio=args.min_lr_ratio,
-                decay_type=args.decay_shape,
-            )
+            factor = lr_lambda(**self.args.schedule_options(num_training_steps))
             self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, factor)
             self._created_lr_scheduler = True
         return self.lr_scheduler

@@ -185,6 +185,25 @@ def test_router_bias_moves_once_a_step(tmp_path):
     assert 0 < moved.max() <= 3
 
 
+def test_a_skipped_update_leaves_the_router_bias_and_forgets_its_batch(tmp_path):
+    model = tiny_strata(router_bias_update_rate=0.01)
+    biases = []
+
+    class Poison(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            biases.append(model.model.layers[0].mlp.gate.e_score_correction_bias.clone())
+            if state.global_step == 1:
+                # Not finite in the second update alone: the hook removes itself.
+                weight = model.lm_head.weight
+                handle = weight.register_hook(lambda gradient: (handle.remove(), gradient * float("nan"))[1])
+
+    trainer(tmp_path, model, steps=3, spike_action="skip_update", callbacks=[Poison()]).train()
+    assert not torch.equal(biases[0], biases[1])
+    assert torch.equal(biases[1], biases[2])
+    final = model.model.layers[0].mlp.gate.e_score_correction_bias
+    assert 0 < (final - biases[2]).abs().max() <= 0.01 + 1e-6
+
+
 def test_weight_decay_spares_norms_and_embeddings(tmp_path):
     run = trainer(tmp_path, tiny_strata())
     names = run.get_decay_parameter_names(run.model)
@@ -195,6 +214,11 @@ def test_weight_decay_spares_norms_and_embeddings(tmp_path):
 def test_half_precision_weights_are_told(caplog):
     trainer("unused", tiny_llama().to(torch.bfloat16))
     assert "weights are bfloat16" in caplog.text
+
+
+def test_phases_that_do_not_fit_are_errors_at_once():
+    with pytest.raises(UserError, match="num_warmup_steps = 50; the run has 6 updates.*warmup_steps"):
+        arguments("unused", steps=6, warmup_steps=50)
 
 
 def test_disagreements_are_errors_before_the_first_step(tmp_path):
