@@ -34,6 +34,9 @@ quickstart: install
 	$(BIN)/hf-pretrain run $(RECIPE)
 
 # Every stage, smaller: what continuous integration runs.
+SHORT := --set 1_corpus.sample.scale=0.25 --set 2_pretrain.train_tokens=131072 --set 2_pretrain.warmup_steps=5 \
+	--set 3_anneal.train_tokens=49152 --set 4_long_context.train_tokens=32768 --set 5_sft.curation.max_examples=48 \
+	--set 5_sft.num_train_epochs=1 --set 6_evaluate.max_tokens_per_source=2048 --set 6_evaluate.max_benchmark_items=48
 quickstart-short: install
 	$(BIN)/hf-pretrain run $(RECIPE) --run-dir runs/tiny_cpu_short $(SHORT)
 

@@ -17,6 +17,7 @@ SHRINK = {
     "1_corpus.sample.scale": 0.12,
     "1_corpus.tokenizer.vocab_size": 1024,
     "2_pretrain.train_tokens": 49152,
+    "2_pretrain.warmup_steps": 2,
     "2_pretrain.save_steps": 2,
     "3_anneal.train_tokens": 24576,
     "4_long_context.train_tokens": 16384,
