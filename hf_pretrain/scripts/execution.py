@@ -298,6 +298,7 @@ def stage_main(kind: str, run: Callable[[StageSpec], None], argv: list[str] | No
     parser.add_argument("--run-dir", metavar="FOLDER", help="run folder, instead of the file's run_dir")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the file")
     parser.add_argument("--check", action="store_true", help="validate the file and stop")
+    parser.add_argument("--force", action="store_true", help="run a stage again that is done and unchanged")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     arguments = parser.parse_args(argv)
     prepare_process(arguments.quiet)
@@ -310,7 +311,16 @@ def stage_main(kind: str, run: Callable[[StageSpec], None], argv: list[str] | No
         if arguments.check:
             print(f"{spec.path}: valid")
             return
+        manifest = StepManifest.load(spec.stage_dir / "stage.json")
+        # Read by every process of a launch; none of them writes to a stage that is done.
+        done = manifest is not None and manifest.is_done(stage_fingerprint(spec))
+        if done and not arguments.force:
+            if is_main_process():
+                print(f"{spec.name} is done and unchanged in {spec.run_dir}; --force runs it again.")
+            return
         with run_folder_lock(spec.run_dir):
+            if done and is_main_process():
+                retire_stage(spec)
             execute_stage(spec, run)
 
     return guarded(work)

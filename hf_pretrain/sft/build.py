@@ -42,7 +42,7 @@ _DECIDED = {
 }
 _DEFAULTS: dict[str, Any] = {
     # A few words a row: checkpointing would cost a second forward pass and save nothing.
-    "gradient_checkpointing": False,
+    "activation_checkpointing": False,
     "bf16": False,
     "report_to": "none",
     "logging_steps": 1,
@@ -214,9 +214,15 @@ def build_config(arguments: dict[str, Any], output_dir: str | Path) -> "SFTConfi
     Raises:
         UserError: If TRL refuses a combination.
     """
+    import torch
     from trl import SFTConfig
 
     values = {**_DEFAULTS, **check_arguments(arguments, "sft"), "output_dir": str(output_dir)}
+    if "gradient_checkpointing" in values:
+        # transformers' old name of the same switch; the new one would overrule it.
+        values["activation_checkpointing"] = values.pop("gradient_checkpointing")
+    # Pinned memory serves copies to a device; without one torch only warns.
+    values.setdefault("dataloader_pin_memory", torch.cuda.is_available())
     try:
         return SFTConfig(**values, assistant_only_loss=True)
     except (ValueError, TypeError) as error:

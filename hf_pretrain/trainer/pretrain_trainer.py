@@ -537,3 +537,9 @@ class PretrainTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled or not load_strictly(self.model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # A tied head is saved once, under the embedding's name; its own name is not missing.
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
+        missing = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))

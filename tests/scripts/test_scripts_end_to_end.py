@@ -88,6 +88,16 @@ def test_the_main_job(tmp_path: Path) -> None:
     assert traced.returncode == 0, traced.stderr
     assert '"source"' in traced.stdout and '"url"' in traced.stdout and '"id"' in traced.stdout
 
+    # The example of the README, on this run's corpus.
+    readme = (ROOT / "README.md").read_text()
+    example = readme.partition("```python\n")[2].partition("```")[0]
+    assert example.count("runs/") == 2
+    example = example.replace("runs/tiny_cpu", str(run_dir)).replace("runs/mine", str(tmp_path / "mine"))
+    example = example.replace("vocab_size=4096", "vocab_size=1024").replace("200_000", "20_000")
+    outcome = run([sys.executable, "-c", example])
+    assert outcome.returncode == 0, outcome.stderr[-3000:]
+    assert (tmp_path / "mine" / "log.jsonl").exists()
+
     plan = run([*recipe_command(run_dir, **{"5_sft.learning_rate": 1e-4}), "--dry-run"])
     assert [item["runs"] for item in json.loads(plan.stdout)] == [False, False, False, False, True, True, True]
 

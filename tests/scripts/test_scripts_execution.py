@@ -184,6 +184,13 @@ def test_a_single_stage_needs_what_it_builds_on(recorder: Recorder, folder: Path
     assert execution.stage_main("pretrain", recorder.run, config) == 0
     assert execution.stage_main("corpus", recorder.run, config) == 2
     assert execution.stage_main("pretrain", recorder.run, [*config, "--check"]) == 0
+    # A done stage stays as it is, whatever would overwrite its facts, until it is asked for.
+    recorder.ran.clear()
+    capsys.readouterr()
+    assert execution.stage_main("pretrain", recorder.run, config) == 0 and recorder.ran == []
+    assert "2_pretrain is done and unchanged" in capsys.readouterr().out
+    assert execution.stage_main("pretrain", recorder.run, [*config, "--force"]) == 0
+    assert recorder.ran == ["2_pretrain"]
     # What single verbs did, the recipe does not repeat.
     recorder.ran.clear()
     assert run(folder) == 0 and recorder.ran == ["3_sft"]
