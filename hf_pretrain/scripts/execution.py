@@ -215,7 +215,8 @@ def prepare_process(quiet: bool = False) -> None:
     if quiet:
         os.environ["HF_PRETRAIN_QUIET"] = "1"
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    level = logging.WARNING if quiet or not is_main_process() else logging.INFO
+    # What one process warns of, all do.
+    level = logging.ERROR if not is_main_process() else logging.WARNING if quiet else logging.INFO
     logging.getLogger("hf_pretrain").setLevel(level)
 
 

@@ -223,6 +223,7 @@ def build_config(arguments: dict[str, Any], output_dir: str | Path) -> "SFTConfi
         values["activation_checkpointing"] = values.pop("gradient_checkpointing")
     # Pinned memory serves copies to a device; without one torch only warns.
     values.setdefault("dataloader_pin_memory", torch.cuda.is_available())
+    values.setdefault("use_cpu", not torch.accelerator.is_available())
     try:
         return SFTConfig(**values, assistant_only_loss=True)
     except (ValueError, TypeError) as error:

@@ -5,9 +5,11 @@ many. Every field is checked for type and range when the object is made, because
 """
 
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
+import torch
 from transformers import TrainingArguments
 
 from hf_pretrain.optim.schedules import check_schedule
@@ -160,7 +162,11 @@ class PretrainConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         self._check_types()
+        if not torch.accelerator.is_available():
+            # Left to itself, the stack starts the process group on a CPU and then trains every process on its own.
+            self.use_cpu = True
         super().__post_init__()
+        self._check_launch()
         self._check_ranges()
         self._settle_batch()
         self._settle_steps()
@@ -219,6 +225,14 @@ class PretrainConfig(TrainingArguments):
             # The Trainer turns some values into its own types before a copy is made, and takes those back.
             if name != "report_to":
                 setattr(self, name, convert(hints[name], getattr(self, name), name))
+
+    def _check_launch(self) -> None:
+        launched = int(os.environ.get("WORLD_SIZE", "1"))
+        if launched != self.world_size:
+            raise UserError(
+                f"WORLD_SIZE = {launched}, but training would use {self.world_size} process(es); launch with torchrun "
+                "or accelerate, and give use_cpu only where there is no accelerator"
+            )
 
     def _check_ranges(self) -> None:
         def need(name: str, fits: bool, allowed: str) -> None:

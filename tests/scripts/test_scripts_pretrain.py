@@ -34,7 +34,6 @@ COMMON = {
     "per_device_train_batch_size": 4,
     "logging_steps": 1,
     "save_steps": 4,
-    "use_cpu": True,
 }
 MIXTURE = {"web": 0.8, "books": 0.2}
 

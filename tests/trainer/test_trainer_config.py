@@ -1,6 +1,7 @@
 import copy
 
 import pytest
+import torch
 
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.utils.errors import UserError
@@ -68,3 +69,15 @@ def test_numbers_written_as_text_are_read():
 def test_bad_values_name_the_field(options, message):
     with pytest.raises(UserError, match=message):
         make(**options)
+
+
+def test_machines_without_an_accelerator_train_on_the_cpu():
+    """Without `use_cpu` the stack would train the processes of a launch apart, and say nothing."""
+    assert PretrainConfig(output_dir="unused").use_cpu is not torch.accelerator.is_available()
+
+
+def test_a_launch_that_would_not_train_together_is_refused(monkeypatch):
+    config = PretrainConfig(output_dir="unused")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="WORLD_SIZE = 2, but training would use 1 process"):
+        config._check_launch()
