@@ -59,6 +59,7 @@ style: install
 
 card: quickstart
 	cp runs/tiny_cpu/7_push/model/README.md model_cards/tiny_cpu.md
+	cp runs/tiny_cpu/facts.json model_cards/tiny_cpu.facts.json
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache

@@ -288,13 +288,21 @@ class StageRun:
             "held_out": {"begin": begin, "end": end},
             "throughput": throughput_facts(self.trainer.find_callback(ThroughputCallback), steps),
             "spikes": spikes.events if spikes is not None else [],
-            "router": {key.removeprefix("router/"): last[key] for key in last if key.startswith("router/")},
+            "router": _router_facts(last),
             "empty_steps": self.trainer.num_empty_steps,
             "processes": args.world_size,
             "peak_memory_bytes": peak_memory_bytes(),
             "peak_gpu_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         }
         return _without_nothing(plain(facts))
+
+
+def _router_facts(line: dict[str, Any]) -> dict[str, Any]:
+    """What the last log line says of the routers, and the load over the mean of its layer, as the report shows it."""
+    facts = {key.removeprefix("router/"): line[key] for key in line if key.startswith("router/")}
+    if facts.get("load"):
+        facts["relative_load"] = [[value * len(row) / (sum(row) or 1.0) for value in row] for row in facts["load"]]
+    return facts
 
 
 def model_facts(model: Any) -> dict[str, Any]:

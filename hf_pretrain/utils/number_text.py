@@ -51,11 +51,12 @@ def size(value: Any) -> str:
         value (`Any`): Bytes, or `None`.
 
     Returns:
-        `str`: In B, kB, MB or GB, powers of ten; `-` for what is not there.
+        `str`: In bytes, kB, MB or GB, powers of ten; `-` for what is not there.
     """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return "-"
     for limit, unit, digits in ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 0)):
         if value >= limit:
             return f"{value / limit:.{digits}f} {unit}"
-    return f"{value:.0f} B"
+    # Not "B": beside counts that reads as billions.
+    return f"{value:.0f} bytes"

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import re
 import shlex
 from pathlib import Path
@@ -149,6 +150,23 @@ def test_cards_have_valid_headers(card: Path) -> None:
     data = ModelCard(card.read_text(encoding="utf-8"), ignore_metadata_errors=False).data.to_dict()
     assert data["license"] and data["language"] and data["pipeline_tag"] == "text-generation"
     assert all(value is not None for value in data.values())
+
+
+@pytest.mark.parametrize("card", [card for card in CARDS if card.name != "README.md"], ids=lambda path: path.name)
+def test_cards_show_only_numbers_of_their_run(card: Path) -> None:
+    from hf_pretrain.hub.model_card import numbers_not_in_facts
+
+    facts = json.loads(card.with_suffix(".facts.json").read_text(encoding="utf-8"))
+    assert numbers_not_in_facts(card.read_text(encoding="utf-8"), facts) == []
+
+
+def test_the_readme_shows_only_numbers_of_a_run() -> None:
+    from hf_pretrain.hub.model_card import numbers_not_in_facts
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    claim = " ".join(line for line in text.splitlines() if line.startswith("> "))
+    facts = json.loads((ROOT / "model_cards" / "tiny_cpu.facts.json").read_text(encoding="utf-8"))
+    assert claim and numbers_not_in_facts(claim, facts) == []
 
 
 def test_pretrain_config_stays_small() -> None:

@@ -1,7 +1,9 @@
 """The main job through the command line: a shrunken tiny_cpu, interrupted, finished, repeated, traced, changed."""
 
+import html
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from hf_pretrain.hub.model_card import numbers_not_in_facts
 
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +78,10 @@ def test_the_main_job(tmp_path: Path) -> None:
     facts = json.loads((run_dir / "facts.json").read_text())
     bits = facts["stages"]["6_evaluate"]["bits_per_byte"]
     assert bits["2_pretrain"]["all"] < 0.9 * bits["untrained"]["all"]
+    assert numbers_not_in_facts(Path(result["card"]).read_text(), facts) == []
     report = (run_dir / "report.html").read_text()
+    words = re.sub(r"<svg.*?</svg>|<style.*?</style>|<th.*?</th>|<[^>]+>", " ", report, flags=re.DOTALL)
+    assert numbers_not_in_facts(html.unescape(words), facts) == []
     assert "http" not in report.partition("<body")[0].replace("http-equiv", "") and "<svg" in report
     card = Path(result["card"]).read_text()
     assert "bits per byte" in card.lower()
