@@ -108,7 +108,7 @@ def execute_stage(spec: StageSpec, run: Callable[[StageSpec], None]) -> None:
     if is_main_process():
         manifest.finish(time.monotonic() - begin)
         facts = Facts(spec.run_dir)
-        facts.annotate_stage(spec.name, seconds=round(manifest.seconds, 3))
+        facts.annotate_stage(spec.name, seconds=round(manifest.seconds, 3), fingerprint=digits)
         recorded = facts.load()
         # What the stages took that lie in the folder now, whenever they ran; without the push, whose card says it.
         stages = [stage for stage in recorded["stages"].values() if stage.get("kind") != "push"]

@@ -6,6 +6,7 @@ written as (kept, removed, similarity).
 
 import json
 from collections import Counter
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hf_pretrain.corpus.dedup.minhash import MinhashConfig
 from hf_pretrain.corpus.dedup.verified_clusters import RemovedPair, find_near_duplicates
 
 
-class _InMemoryDeduplication(PipelineStep):
+class _InMemoryDeduplication(PipelineStep, ABC):
     type = "DEDUP"
 
     def __init__(self, source_order: Sequence[str], pairs_file: str | Path, exclusion_writer=None) -> None:
@@ -26,6 +27,7 @@ class _InMemoryDeduplication(PipelineStep):
         self.source_order, self.pairs_file = list(source_order), str(pairs_file)
         self.exclusion_writer = exclusion_writer
 
+    @abstractmethod
     def find(self, documents: list[Document], order: list[int]) -> tuple[list[RemovedPair], dict[int, str]]:
         """Finds what to remove.
 
@@ -36,7 +38,6 @@ class _InMemoryDeduplication(PipelineStep):
         Returns:
             `tuple[list[RemovedPair], dict[int, str]]`: The pairs, and the reason for each removed document.
         """
-        raise NotImplementedError
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         """Passes the survivors on, in the order they came.
