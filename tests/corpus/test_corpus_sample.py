@@ -4,6 +4,7 @@ import gzip
 import html
 import json
 import random
+from pathlib import Path
 
 import pytest
 

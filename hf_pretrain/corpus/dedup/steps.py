@@ -5,8 +5,8 @@ written as (kept, removed, similarity).
 """
 
 import json
-from collections import Counter
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
