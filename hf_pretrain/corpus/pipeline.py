@@ -97,7 +97,10 @@ def sources_from_files(config: CorpusConfig) -> list[Path]:
                 raise UserError(f"{kind} '{item.name}': path = {item.path!r}; there is no such file.")
             files.append(Path(item.path))
     if config.tokenizer.path is not None:
-        files.append(Path(config.tokenizer.path) / "tokenizer.json")
+        file = Path(config.tokenizer.path) / "tokenizer.json"
+        if not file.is_file():
+            raise UserError(f"tokenizer.path = {config.tokenizer.path!r}; there is no tokenizer.json in that folder.")
+        files.append(file)
     return files
 
 

@@ -306,7 +306,8 @@ class StageExecutor(LocalPipelineExecutor):
         self._set_distributed_environment(node_rank)
         logfile = self.logging_dir.open(f"logs/task_{rank:05d}.log", "w")
         datatrove_logger.remove()
-        datatrove_logger.add(logfile, level="INFO", colorize=False)
+        # `catch` would print a traceback for every line that a full disk refuses.
+        datatrove_logger.add(logfile, level="INFO", colorize=False, catch=False)
         try:
             data = None
             for block in self.pipeline:

@@ -46,8 +46,9 @@ class _Shard:
 
     def __init__(self, tokens: np.ndarray, ends: np.ndarray, path: Path | None = None):
         self.tokens = tokens
-        self.ends = ends
         self.path = path
+        self._ends = ends
+        self._checked = False
 
     @classmethod
     def open(cls, path: Path, dtype: np.dtype) -> "_Shard":
@@ -62,6 +63,23 @@ class _Shard:
             )
         return cls(tokens, ends, path)
 
+    @property
+    def ends(self) -> np.ndarray:
+        """Document ends, looked through once when they are first needed: a damaged index would shift every label."""
+        if not self._checked:
+            if np.any(self._ends[1:] < self._ends[:-1]):
+                raise UserError(
+                    f"{self.path or 'tokens'}.index: the document ends do not rise; the file is damaged. "
+                    "Tokenize this source again."
+                )
+            self._checked = True
+        return self._ends
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents, which needs no look at their ends."""
+        return len(self._ends)
+
     def record(self, document: int) -> dict[str, Any]:
         """Reads one document's line of provenance by its place in the file."""
         if self.path is None:
@@ -71,9 +89,9 @@ class _Shard:
         if not lines.exists() or not index.exists():
             return {}
         ends = _map_file(index, np.dtype("<u8"))
-        if len(ends) != len(self.ends):
+        if len(ends) != self.num_documents:
             raise UserError(
-                f"{index.name}: {len(ends)} lines for {len(self.ends)} documents; the provenance "
+                f"{index.name}: {len(ends)} lines for {self.num_documents} documents; the provenance "
                 "does not belong to these "
                 "tokens. Tokenize this source again."
             )
@@ -132,7 +150,7 @@ class TokenSource:
         self._document_offsets = [0]
         for shard in self._shards:
             self._token_offsets.append(self._token_offsets[-1] + len(shard.tokens))
-            self._document_offsets.append(self._document_offsets[-1] + len(shard.ends))
+            self._document_offsets.append(self._document_offsets[-1] + shard.num_documents)
 
     @classmethod
     def open(cls, folder: str | Path) -> "TokenSource":
@@ -173,7 +191,7 @@ class TokenSource:
         shards = []
         for entry in metadata["files"]:
             shard = _Shard.open(folder / entry["name"], np.dtype(f"<u{size}"))
-            found = (len(shard.tokens), len(shard.ends))
+            found = (len(shard.tokens), shard.num_documents)
             if found != (entry["num_tokens"], entry["num_documents"]):
                 raise UserError(
                     f"{folder / entry['name']}: holds {found[0]} tokens of {size} bytes in {found[1]} documents, but "
@@ -275,6 +293,7 @@ class TokenSource:
 
         Raises:
             IndexError: If the range leaves the source.
+            UserError: If an id lies outside the vocabulary.
         """
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.name!r}, which holds {self.num_tokens}")
@@ -282,6 +301,11 @@ class TokenSource:
         for shard_index, low, high in self._pieces(start, stop):
             offset = self._token_offsets[shard_index]
             out[low - start : high - start] = self._shards[shard_index].tokens[low - offset : high - offset]
+        if self.vocab_size and len(out) and int(out.max()) >= self.vocab_size:
+            raise UserError(
+                f"source {self.name!r}: tokens [{start}, {stop}) hold the id {int(out.max())}, its vocabulary has "
+                f"{self.vocab_size}; the file is damaged. Tokenize this source again."
+            )
         return out
 
     def window(self, index: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ VERBS = {
     "sft": ("hf_pretrain.scripts.sft", "curate instruction data and fine-tune on it with TRL"),
     "evaluate": ("hf_pretrain.scripts.evaluate", "bits per byte by domain, benchmarks clean against contaminated"),
     "push": ("hf_pretrain.scripts.push", "card, save, reload check, push to the Hub"),
+    "export": ("hf_pretrain.scripts.export", "a Strata as a plain llama, qwen3, mixtral or qwen3_moe checkpoint"),
     "report": ("hf_pretrain.scripts.report", "one HTML page about a run"),
     "trace": ("hf_pretrain.scripts.trace", "which documents the batch of a step held"),
     "env": ("hf_pretrain.scripts.env", "versions and what this machine can do"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_pretrain.scripts.execution import stage_main
 from hf_pretrain.scripts.recipe import StageSpec
-from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.errors import UserError, one_line
 
 
 if TYPE_CHECKING:
@@ -141,11 +141,11 @@ def run(spec: StageSpec) -> None:
     Raises:
         UserError: If the corpus or a model is missing.
     """
-    from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     from hf_pretrain.evaluation.bits_per_byte import iterate_documents
     from hf_pretrain.evaluation.suite import EvaluationSuite
+    from hf_pretrain.models.loading import load_saved_tokenizer
     from hf_pretrain.utils.atomic import write_json
     from hf_pretrain.utils.facts import Facts
 
@@ -165,7 +165,7 @@ def run(spec: StageSpec) -> None:
         raise UserError(f"corpus = {options.corpus}; its validation tokens hold no document of two tokens or more.")
     long_context = options.long_context
     suite = EvaluationSuite(
-        AutoTokenizer.from_pretrained(corpus / "tokenizer"),
+        load_saved_tokenizer(corpus / "tokenizer", f"corpus = {options.corpus}"),
         documents,
         options.context_length,
         _read_benchmarks(corpus, options),
@@ -218,19 +218,15 @@ def _long_documents(sources: "list[TokenSource]", options: LongContextOptions | 
 
 
 def _load_model(spec: StageSpec, name: str, untrained_source: str | None) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    import hf_pretrain.models  # noqa: F401 (registers Strata with the Auto classes)
+    from hf_pretrain.models.loading import load_causal_lm, new_causal_lm
 
     folder = spec.resolve(untrained_source if name == UNTRAINED else name)
     path = Path(folder) / "model" if (Path(folder) / "model").is_dir() else folder
     if isinstance(path, Path) and not (path / "config.json").exists():
         raise UserError(f"models: {name}; {path} holds no model: run that stage first or name a model folder.")
     if name == UNTRAINED:
-        torch.manual_seed(_seed_of(spec, untrained_source))
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32).eval()
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        return new_causal_lm(path, f"untrained_from = {untrained_source}", _seed_of(spec, untrained_source)).eval()
+    return load_causal_lm(path, f"models: {name}").eval()
 
 
 def _seed_of(spec: StageSpec, stage: str | None) -> int:
@@ -248,8 +244,11 @@ def _read_benchmarks(corpus: Path, options: EvaluateOptions) -> "list[Benchmark]
 
     report = corpus / "contamination.json"
     found: dict[str, set[str]] = {}
-    for entry in read_json(report)["items"] if report.exists() else ():
-        found.setdefault(entry["benchmark"], set()).add(str(entry["item_id"]))
+    try:
+        for entry in read_json(report)["items"] if report.exists() else ():
+            found.setdefault(entry["benchmark"], set()).add(str(entry["item_id"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{report} is damaged ({one_line(error)}); run the corpus stage again.") from error
     benchmarks = []
     for path in sorted((corpus / "benchmarks").glob("*.jsonl")):
         items = []

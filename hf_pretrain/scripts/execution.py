@@ -32,6 +32,14 @@ from hf_pretrain.utils.optional import MissingPackageError
 
 logger = logging.getLogger(__name__)
 
+# Writers in Rust and C++ report the system's words or their own, not the system's number. The second is torch's zip
+# writer, which finds fewer bytes in the file than it wrote.
+_DISK_FULL_WORDS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "PytorchStreamWriter failed writing",
+    ". unexpected pos ",
+)
 _DISK_FULL = "the disk is full; free some space and run the same command again: it goes on where it stopped."
 
 
@@ -277,8 +285,7 @@ def _environment_problem(error: BaseException | None) -> str | None:
                 return (
                     f"{error.filename or 'a file'}: {error.strerror}; mend its permissions or choose another folder."
                 )
-        # Writers in Rust and C++ report the system's words, not its number.
-        if "No space left on device" in str(error):
+        if any(words in str(error) for words in _DISK_FULL_WORDS):
             return _DISK_FULL
         error = error.__cause__ or error.__context__
     return None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hf_pretrain.scripts.execution import stage_main
 from hf_pretrain.scripts.recipe import StageSpec
-from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.errors import UserError, one_line
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,14 @@ def check(spec: StageSpec) -> PushOptions:
     from hf_pretrain.utils.strict import build
 
     options = build(PushOptions, spec.config, str(spec.path))
+    if options.hub_model_id is not None:
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+
+        try:
+            validate_repo_id(options.hub_model_id)
+        except HFValidationError as error:
+            raise UserError(f"{spec.path}: hub_model_id = {options.hub_model_id}; {error}") from error
     if options.license is not None and options.license not in HUB_LICENSES.values():
         raise UserError(f"{spec.path}: {unknown_name_message('license', options.license, HUB_LICENSES.values())}")
     return options
@@ -77,12 +85,11 @@ def run(spec: StageSpec) -> None:
         UserError: If there is no model, it does not load elsewhere, or the Hub refuses it.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
-    import hf_pretrain.models  # noqa: F401 (registers Strata with the Auto classes)
     from hf_pretrain.hub.model_card import license_file, render_card
     from hf_pretrain.hub.push import reload_check, save_for_hub
+    from hf_pretrain.models.loading import load_causal_lm, load_saved_tokenizer
     from hf_pretrain.utils.atomic import write_text
     from hf_pretrain.utils.facts import Facts
 
@@ -91,8 +98,8 @@ def run(spec: StageSpec) -> None:
     options = check(spec)
     facts = Facts(spec.run_dir)
     source = _model_folder(spec, options.model)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, options.dtype)).eval()
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    model = load_causal_lm(source, f"model = {options.model}", getattr(torch, options.dtype)).eval()
+    tokenizer = load_saved_tokenizer(source, f"model = {options.model}")
     folder = spec.stage_dir / "model"
     sizes = save_for_hub(model, tokenizer, folder, {"LICENSE.md": license_file(facts.load())})
     report = reload_check(folder, model, tokenizer, options.prompt, options.max_new_tokens)
@@ -116,29 +123,37 @@ def _model_folder(spec: StageSpec, reference: str) -> Path:
     path = folder / "model" if (folder / "model").is_dir() else folder
     if not (path / "config.json").exists():
         raise UserError(f"model = {reference}; {path} holds no model: run that stage first or name a model folder.")
-    if not (path / "tokenizer_config.json").exists():
+    if not (path / "tokenizer.json").exists():
         raise UserError(f"model = {reference}; {path} holds no tokenizer: save the tokenizer beside the model.")
     return path
 
 
 def _upload(folder: Path, options: PushOptions) -> dict[str, Any]:
-    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HfHubHTTPError
 
     from hf_pretrain.hub.push import push_card, push_weights
 
-    token = os.environ.get("HF_TOKEN")
-    try:
-        commit = push_weights(folder, options.hub_model_id, token, options.private)
-        card = push_card(folder, options.hub_model_id, token)
-    except LocalTokenNotFoundError as error:
+    token = os.environ.get("HF_TOKEN") or get_token()
+    if not token:
         raise UserError(
             f"hub_model_id = {options.hub_model_id}; there is no token: run `hf auth login` or set HF_TOKEN. The "
             f"model lies in {folder}."
-        ) from error
+        )
+    # What the client raises without an answer has the same base as the Hub's refusals, whichever httpx it uses.
+    unreachable = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
+    try:
+        commit = push_weights(folder, options.hub_model_id, token, options.private)
+        card = push_card(folder, options.hub_model_id, token)
     except HfHubHTTPError as error:
         raise UserError(
             f"hub_model_id = {options.hub_model_id}; the Hub refused: {' '.join(str(error).split())} The model lies "
             f"in {folder}."
+        ) from error
+    except (unreachable, ConnectionError, TimeoutError) as error:
+        raise UserError(
+            f"hub_model_id = {options.hub_model_id}; the Hub cannot be reached ({one_line(error, 200)}): run the same "
+            f"command again later. The model lies in {folder}."
         ) from error
     return {"id": options.hub_model_id, "weights_commit": commit, "card_commit": card, "private": options.private}
 

@@ -4,6 +4,7 @@ A stage file says what it is (`stage: pretrain`) and in which run folder it work
 else belongs to the stage. A value that names another stage of the recipe (`init_from: 2_pretrain`) is a dependency.
 """
 
+import difflib
 import os
 import re
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ STAGE_MODULES = {
     "evaluate": "hf_pretrain.scripts.evaluate",
     "push": "hf_pretrain.scripts.push",
 }
+# Keys whose values name stages.
+_REFERENCES = ("corpus", "init_from", "model", "models", "untrained_from")
 _STAGE_FILE = re.compile(r"^\d+_[A-Za-z0-9_]+\.ya?ml$")
 
 
@@ -63,11 +66,31 @@ class StageSpec:
 
         Returns:
             `Path` or `str`: The stage's folder, else an existing path, else the text as it is.
+
+        Raises:
+            UserError: If it is nothing of these but a stage's name with a typing error.
         """
         if reference in self.recipe_stages or (self.run_dir / reference / "stage.json").exists():
             return self.run_dir / reference
         path = Path(reference).expanduser()
-        return path if path.exists() else reference
+        if path.exists():
+            return path
+        if difflib.get_close_matches(reference, self.recipe_stages, n=1, cutoff=0.75):
+            # Nobody means a repository on the Hub whose name is a letter away from a stage's.
+            raise UserError(f"{self.path}: {unknown_name_message('stage', reference, self.recipe_stages)}")
+        return reference
+
+    def check_references(self) -> None:
+        """Looks at the names of stages, folders and repositories that the file gives; none of them needs to exist.
+
+        Raises:
+            UserError: If one is a stage's name with a typing error.
+        """
+        for key in _REFERENCES:
+            value = self.config.get(key)
+            for reference in value if isinstance(value, list) else [value]:
+                if isinstance(reference, str):
+                    self.resolve(reference)
 
     def dependencies(self) -> list[str]:
         """Names of the stages this one builds on: those it mentions, and for a push all before it.
@@ -110,7 +133,7 @@ def load_stage(
         `StageSpec`: The stage.
 
     Raises:
-        UserError: If the file cannot be read, is no mapping, or lacks `stage` or a run folder.
+        UserError: If the file cannot be read, is no mapping, lacks `stage` or a run folder, or misspells a stage.
     """
     path = Path(path)
     config = _read_yaml(path)
@@ -126,7 +149,9 @@ def load_stage(
         raise UserError(f"{path}: run_dir = {folder!r}; name the run folder there or with --run-dir.")
     if recipe_stages is None:
         recipe_stages = [file.stem for file in stage_files(path.parent)]
-    return StageSpec(path.stem, kind, config, Path(folder).expanduser(), path, recipe_stages)
+    spec = StageSpec(path.stem, kind, config, Path(folder).expanduser(), path, recipe_stages)
+    spec.check_references()
+    return spec
 
 
 def stage_files(folder: str | os.PathLike) -> list[Path]:

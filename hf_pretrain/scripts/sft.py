@@ -80,11 +80,10 @@ def run(spec: StageSpec) -> None:
         UserError: If rows, tokenizer or model are missing, or no row is left.
     """
     import datasets
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from transformers import set_seed
     from transformers.utils import logging as transformers_logging
 
-    import hf_pretrain.models  # noqa: F401 (registers Strata with the Auto classes)
+    from hf_pretrain.models.loading import load_causal_lm, load_saved_tokenizer
     from hf_pretrain.sft.build import assistant_loss, build_config, build_trainer, encode_conversations, merged_model
     from hf_pretrain.sft.callbacks import JsonLinesLog, MainProgress
     from hf_pretrain.sft.checkpoints import latest_checkpoint
@@ -100,7 +99,9 @@ def run(spec: StageSpec) -> None:
     corpus = Path(spec.resolve(stage.corpus))
     if not (corpus / "tokenizer").is_dir():
         raise UserError(f"corpus = {stage.corpus}; {corpus / 'tokenizer'} is missing: run the corpus stage first.")
-    tokenizer = AutoTokenizer.from_pretrained(corpus / "tokenizer")
+    tokenizer = load_saved_tokenizer(corpus / "tokenizer", f"corpus = {stage.corpus}")
+    # Before the curation, so that a wrong name shows at once.
+    model = load_causal_lm(_model_path(spec, stage.init_from), f"init_from = {stage.init_from}")
     rows = read_conversations(spec.resolve(stage.data) if stage.data else corpus / "sft")
     funnel = curate(rows, curation, _benchmark_index(corpus) if curation.decontaminate else None)
     held_out, chosen = funnel.kept[: stage.validation_rows], funnel.kept[stage.validation_rows :]
@@ -115,7 +116,6 @@ def run(spec: StageSpec) -> None:
     validation = encode_conversations(held_out, tokenizer, config.max_length) if held_out else None
 
     set_seed(config.seed)
-    model = AutoModelForCausalLM.from_pretrained(_model_path(spec, stage.init_from), dtype=torch.float32)
     losses = {"train_before": assistant_loss(model, train.rows)}
     if validation:
         losses["validation_before"] = assistant_loss(model, validation.rows)

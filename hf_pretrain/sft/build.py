@@ -40,6 +40,16 @@ _DECIDED = {
     "push_to_hub": "use a push stage",
     "use_liger_kernel": "TRL has a fused head of its own",
 }
+# What transformers takes and fails on later.
+_LEAST = {
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "dataloader_num_workers": 0,
+    "seed": 0,
+    "weight_decay": 0,
+    "max_grad_norm": 0,
+}
 _DEFAULTS: dict[str, Any] = {
     # A few words a row: checkpointing would cost a second forward pass and save nothing.
     "activation_checkpointing": False,
@@ -189,6 +199,11 @@ def check_arguments(arguments: dict[str, Any], where: str) -> dict[str, Any]:
         if name not in fields:
             raise UserError(f"{where}: {unknown_name_message('key', name, fields - set(_DECIDED))}")
         checked[name] = convert(hints[name], value, f"{where}: {name}")
+    for name, least in _LEAST.items():
+        if checked.get(name) is not None and checked[name] < least:
+            raise UserError(f"{where}: {name} = {checked[name]}; at least {least} is expected.")
+    if checked.get("num_train_epochs", 1) <= 0 and checked.get("max_steps", -1) <= 0:
+        raise UserError(f"{where}: num_train_epochs = {checked['num_train_epochs']}; a number above 0 is expected.")
     if checked.get("packing") and checked.get("packing_strategy", "bfd") != "bfd":
         raise UserError(
             f"{where}: packing_strategy = {checked['packing_strategy']}; only 'bfd' keeps rows whole and "
@@ -226,7 +241,7 @@ def build_config(arguments: dict[str, Any], output_dir: str | Path) -> "SFTConfi
     values.setdefault("use_cpu", not torch.accelerator.is_available())
     try:
         return SFTConfig(**values, assistant_only_loss=True)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"sft: {error}") from error
 
 

@@ -131,7 +131,7 @@ def _turns(value: Any, where: str) -> list[dict[str, str]]:
             )
         name = turn.get("role", turn.get("from"))
         text = turn.get("content", turn.get("value"))
-        if name not in ROLES:
+        if not isinstance(name, str) or name not in ROLES:
             raise UserError(f"{where}[{index}]: role = {name!r}; one of {', '.join(ROLES)} is expected.")
         if not isinstance(text, str):
             raise UserError(f"{where}[{index}]: content = {text!r}; text is expected.")
@@ -175,6 +175,8 @@ def iterate_rows(path: str | Path) -> Iterator[tuple[str, Any]]:
                     yield where, json.loads(line)
                 except json.JSONDecodeError as error:
                     raise UserError(f"{where} is no JSON ({error}); one object a line is expected.") from error
+                except RecursionError as error:
+                    raise UserError(f"{where} is JSON nested too deeply; one flat object is expected.") from error
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; give a .jsonl file or a folder of them.") from error
     except UnicodeDecodeError as error:

@@ -11,9 +11,11 @@ from typing import Any, Literal, get_type_hints
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hf_pretrain.optim.schedules import check_schedule
 from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.naming import unknown_name_message
 from hf_pretrain.utils.strict import convert
 
 
@@ -255,6 +257,19 @@ class PretrainConfig(TrainingArguments):
             "allowed is above 0 up to 1; leave it out to begin with the decay of the learning rate",
         )
         need("learning_rate", self.learning_rate > 0, "allowed are numbers above 0")
+        # What the libraries refuse late, or take and fail on.
+        need("seed", 0 <= self.seed < 2**32, "allowed are whole numbers from 0 up to 2**32 - 1")
+        need("dataloader_num_workers", self.dataloader_num_workers >= 0, "allowed are whole numbers from 0 up")
+        for name in ("adam_beta1", "adam_beta2"):
+            need(name, 0 <= getattr(self, name) < 1, "allowed is 0 up to (not including) 1")
+        for name in ("weight_decay", "max_grad_norm", "adam_epsilon", "warmup_steps"):
+            need(name, getattr(self, name) >= 0, "allowed are numbers from 0 up")
+        need("save_steps", self.save_steps > 0, "allowed are numbers above 0; save_strategy: 'no' saves none")
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
+            need(name, getattr(self, name) >= 1, "allowed are whole numbers from 1 up")
+        for name in self.report_to:
+            if name not in INTEGRATION_TO_CALLBACK:
+                raise UserError(f"report_to: {unknown_name_message('integration', name, INTEGRATION_TO_CALLBACK)}")
         if self.warmup_steps and self.warmup_fraction is not None:
             raise UserError(
                 f"warmup_steps = {self.warmup_steps} and warmup_fraction = "

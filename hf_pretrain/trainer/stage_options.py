@@ -95,7 +95,7 @@ def make_arguments(options: StageOptions, stage_dir: Path, where: str) -> Pretra
     """
     try:
         args = PretrainConfig(output_dir=str(stage_dir / "checkpoints"), record_dir=str(stage_dir), **options.training)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:  # an ImportError: an integration that is asked for and not installed
         raise UserError(f"{where}: {error}") from error
     if args.max_steps <= 0:
         raise UserError(f"{where}: the key 'train_tokens' is missing; say how many tokens to train on.")

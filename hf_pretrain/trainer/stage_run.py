@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import hf_pretrain.models  # noqa: F401  (registers Strata with the Auto classes)
@@ -21,6 +21,7 @@ from hf_pretrain.data.mixture import MixtureDataset, WindowDataset
 from hf_pretrain.data.order import ORDER_FILE, DataOrder
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.token_source import SOURCE_FILE, TokenSource
+from hf_pretrain.models.loading import load_saved_tokenizer
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
 from hf_pretrain.trainer.run_log import plain
@@ -127,7 +128,7 @@ class StageRun:
         folder = corpus / "tokenizer"
         if not folder.is_dir():
             raise UserError(f"corpus = {corpus}; {folder} is missing: run the corpus stage first")
-        return AutoTokenizer.from_pretrained(folder)
+        return load_saved_tokenizer(folder, f"corpus = {corpus}")
 
     def _make_dataset(
         self, options: StageOptions, sources: list[TokenSource], start: Path | str | None

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
 
+from hf_pretrain.models.loading import load_causal_lm
 from hf_pretrain.trainer.checkpoint import latest_complete_checkpoint
 from hf_pretrain.utils.errors import UserError
 
@@ -39,10 +39,7 @@ def load_start_model(path: str | Path, extend_context: Mapping[str, Any] | None 
     Raises:
         UserError: If there is no model, or its context cannot be extended so.
     """
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **kwargs)
-    except OSError as error:
-        raise UserError(f"init_from = {path}; no model can be loaded from there ({error})") from error
+    model = load_causal_lm(path, f"init_from = {path}", **kwargs)
     if extend_context:
         if model.config.model_type != "strata":
             raise UserError(

@@ -128,6 +128,12 @@ def test_index_on_disk(tmp_path) -> None:
         ContaminationIndex.load(tmp_path / "index", ContaminationSettings(ngram_size=12))
     with pytest.raises(UserError, match="there is none"):
         ContaminationIndex.load(tmp_path / "nowhere")
+    (tmp_path / "index" / "index.npz").rename(tmp_path / "index.npz")
+    for content in (b"", b"x" * 200, (tmp_path / "index.npz").read_bytes()[:100]):
+        (tmp_path / "index" / "index.npz").write_bytes(content)
+        with pytest.raises(UserError, match="it is damaged"):
+            ContaminationIndex.load(tmp_path / "index")
+    (tmp_path / "index.npz").replace(tmp_path / "index" / "index.npz")
     header = read_json(tmp_path / "index" / "index.json")
     write_json(tmp_path / "index" / "index.json", header | {"normalization": "other"})
     with pytest.raises(UserError, match="build it again"):

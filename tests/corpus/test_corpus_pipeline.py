@@ -199,7 +199,7 @@ def test_tokenizer_of_another_corpus(inputs, tmp_path) -> None:
     facts = build(inputs, tmp_path / "second", tokenizer={"path": str(tmp_path / "first" / "tokenizer")})
     assert facts["tokenizer"]["vocab_size"] == 384
     assert tokens_of(tmp_path / "first").keys() == tokens_of(tmp_path / "second").keys()
-    with pytest.raises(UserError, match="no tokenizer.json"):
+    with pytest.raises(UserError, match="tokenizer.path = '.*nowhere'; there is no tokenizer.json"):
         build(inputs, tmp_path / "third", tokenizer={"path": str(tmp_path / "nowhere")})
 
 

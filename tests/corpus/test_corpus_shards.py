@@ -52,6 +52,9 @@ def documents(count: int = 40) -> list[Document]:
 
 
 def test_training_is_deterministic_and_lossless(tokenizer) -> None:
+    for size in (100, 2**40):
+        with pytest.raises(UserError, match=f"vocab_size = {size}; at"):
+            TokenizerConfig(vocab_size=size)
     config = TokenizerConfig(vocab_size=320)
     first, second = train_tokenizer(TEXTS, config), train_tokenizer(iter(TEXTS), config)
     assert first.to_str() == second.to_str()

@@ -206,6 +206,16 @@ def test_truncated_warc_keeps_what_was_read(tmp_path, compressed):
     assert reader.stats["bad_files"].total == 1
 
 
+def test_binary_data_for_a_warc_is_one_line(tmp_path, capsys):
+    # A line that happens to read like a record is not followed by an empty one, of which warcio warns on its own.
+    write_warc(tmp_path / "x.warc.gz", html_pages(1), "test")
+    record = gzip.decompress((tmp_path / "x.warc.gz").read_bytes()).rstrip()
+    (tmp_path / "x.warc").write_bytes(record + b"x \xff\xfe\r\n\r\n\x00\x01 what\r\n")
+    with pytest.raises(UserError, match="x.warc: damaged after record 2"):
+        list(build_reader(source(tmp_path / "x.warc", kind="warc"))())
+    assert "not followed by newline" not in capsys.readouterr().err
+
+
 def test_a_warc_cut_anywhere_is_a_bad_file_or_whole(tmp_path):
     write_warc(tmp_path / "x.warc.gz", html_pages(3), "test")
     data = (tmp_path / "x.warc.gz").read_bytes()

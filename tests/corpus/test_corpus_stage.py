@@ -1,5 +1,6 @@
 """Steps: complete or absent, skipped when done, resumed after an interrupt, done again when something changed."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import textwrap
 
 import pytest
 from datatrove.data import Document
+from datatrove.io import DataFolder
 from datatrove.pipeline.base import PipelineStep
 
 from hf_pretrain.corpus.documents import (
@@ -183,3 +185,23 @@ def test_second_process_is_kept_out(tmp_path) -> None:
         inside = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     after = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "another process builds it" in inside and after.strip() == "in"
+
+
+def test_a_full_disk_under_the_log_is_one_error_without_a_traceback(tmp_path, monkeypatch, capsys) -> None:
+    write_documents(tmp_path / "in")
+
+    def refuse(stream, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened = DataFolder.open
+
+    def open_full(self, path, *args, **kwargs):
+        stream = opened(self, path, *args, **kwargs)
+        if path.startswith("logs/"):
+            stream.write = refuse.__get__(stream)
+        return stream
+
+    monkeypatch.setattr(DataFolder, "open", open_full)
+    with pytest.raises(OSError, match="No space left"):
+        run_odd(tmp_path / "out", tmp_path / "in", {"0-1": ValueError("first")})
+    assert capsys.readouterr().err == ""

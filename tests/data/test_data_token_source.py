@@ -90,6 +90,26 @@ def test_index_and_tokens_must_agree(tmp_path, documents):
         TokenSource.open(folder)
 
 
+def test_a_damaged_index_or_shard_is_found_where_it_is_read(tmp_path, documents):
+    folder = write_token_folder(tmp_path / "a", "a", documents)
+    index = folder / "00000.ds.index"
+    whole = index.read_bytes()
+    ends = np.frombuffer(whole, "<u8").copy()
+    ends[3] = ends[-1] + 5
+    index.write_bytes(ends.tobytes())
+    with pytest.raises(UserError, match="00000.ds.index: the document ends do not rise"):
+        TokenSource.open(folder).window(0, 16)
+    index.write_bytes(whole)
+    shard = folder / "00000.ds"
+    tokens = np.frombuffer(shard.read_bytes(), "<u2").copy()
+    tokens[20] = 64
+    shard.write_bytes(tokens.tobytes())
+    source = TokenSource.open(folder)
+    assert len(source.window(0, 16)[0]) == 16
+    with pytest.raises(UserError, match=r"tokens \[16, 32\) hold the id 64, its vocabulary has 64"):
+        source.window(1, 16)
+
+
 def test_source_file_must_be_whole(tmp_path, documents):
     with pytest.raises(UserError, match="no source.json"):
         TokenSource.open(tmp_path)

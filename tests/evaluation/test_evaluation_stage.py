@@ -78,6 +78,18 @@ def test_items_under_another_id_are_an_error_not_clean(run_dir):
         evaluate.run(stage_spec(run_dir, "9_bad", STAGE + "id_key: question\n"))
 
 
+@pytest.mark.parametrize("content", ['{"items": [', "{}", '{"items": [3]}'])
+def test_a_damaged_contamination_report_is_an_error_not_clean(run_dir, content):
+    report = run_dir / "1_corpus" / "contamination.json"
+    whole = report.read_text()
+    report.write_text(content)
+    try:
+        with pytest.raises(UserError, match="contamination.json is damaged"):
+            evaluate.run(stage_spec(run_dir, "9_bad", STAGE))
+    finally:
+        report.write_text(whole)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

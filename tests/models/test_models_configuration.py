@@ -59,6 +59,7 @@ def test_round_trip(tmp_path):
         ({"layer_types": ["full_attention"]}, "num_hidden_layers"),
         ({"router_noise": "uniform"}, "router_noise"),
         ({"hidden_act": 3}, "hidden_act"),
+        ({"hidden_act": "sillu"}, "hidden_act = 'sillu'; known activations: .*silu"),
         ({"attention_dropout": True}, "attention_dropout"),
         ({"rope_parameters": {"rope_type": "yam", "factor": 2.0}}, "rope_type'] = 'yam'; known types"),
         (

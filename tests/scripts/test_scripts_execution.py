@@ -121,6 +121,8 @@ def test_an_interrupted_stage_goes_on_in_its_folder(recorder: Recorder, folder: 
         (UserError("rate = 2; below 1 is allowed."), 2, "error: rate = 2"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), 2, "error: the disk is full"),
+        # What torch.save says of a file system that fills up while it writes.
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), 2, "the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "out.json"), 2, "error: out.json: Permission denied"),
         (KeyboardInterrupt(), 130, "run the same command again"),
     ],

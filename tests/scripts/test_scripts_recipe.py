@@ -34,6 +34,15 @@ def test_stages_come_in_the_order_of_their_numbers(recipe: Path) -> None:
     assert specs[1].resolve("1_corpus") == specs[1].run_dir / "1_corpus"
     assert specs[1].resolve("org/model") == "org/model"
     assert specs[1].resolve(str(recipe)) == recipe
+    assert specs[1].resolve("gpt2") == "gpt2"
+
+
+@pytest.mark.parametrize(
+    "setting", ["2_pretrain.corpus=1_corups", "10_push.model=2_pretrane", "10_push.models=[2_pretran]"]
+)
+def test_a_misspelt_stage_is_found_before_anything_runs(recipe: Path, setting: str) -> None:
+    with pytest.raises(UserError, match="Unknown stage .* Did you mean '[12]_(corpus|pretrain)'"):
+        load_recipe(recipe, overrides=[setting])
 
 
 def test_overrides_and_run_folder(recipe: Path, tmp_path: Path) -> None:

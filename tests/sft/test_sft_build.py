@@ -179,6 +179,9 @@ def test_generation_learns_where_a_turn_ends(tokenizer, encoded, tmp_path):
         ({"padding_free": True}, "set packing = true"),
         ({"assistant_only_loss": False}, "always on assistant tokens"),
         ({"output_dir": "x"}, "the stage's folder is used"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size = 0; at least 1"),
+        ({"seed": -1}, "seed = -1; at least 0"),
+        ({"num_train_epochs": 0}, "num_train_epochs = 0.0; a number above 0"),
     ],
 )
 def test_bad_arguments_raise(arguments, message):

@@ -52,6 +52,7 @@ def test_rows_that_cannot_be_trained_on_say_why(turns, reason):
         ({"text": "hi"}, r"rows.jsonl:3 has text; .*messages.*is expected"),
         ({"messages": "hi"}, r"messages is a str; a list of turns"),
         ({"messages": [{"role": "tutor", "content": "hi"}]}, r"role = 'tutor'; one of"),
+        ({"messages": [{"role": ["user"], "content": "hi"}]}, r"role = \['user'\]; one of"),
         ({"messages": [{"role": "user", "content": None}]}, r"content = None; text is expected"),
         (["hi"], r"is a list; an object"),
     ],

@@ -7,6 +7,7 @@ n-gram are found as whole sequences.
 """
 
 import functools
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -224,7 +225,7 @@ class ContaminationIndex:
             `ContaminationIndex`: The index.
 
         Raises:
-            UserError: If there is no index, it is empty, or its settings or normalisation differ.
+            UserError: If there is no index, it is damaged or empty, or its settings or normalisation differ.
         """
         folder = Path(folder)
         try:
@@ -234,6 +235,10 @@ class ContaminationIndex:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(
                 f"contamination index = {folder}; there is none: build it with the corpus stage."
+            ) from error
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(
+                f"contamination index = {folder}; it is damaged ({error}): build it again with the corpus stage."
             ) from error
         stored = ContaminationSettings(**header["settings"])
         if header["normalization"] != _NORMALIZATION or (settings is not None and stored != settings):

@@ -83,6 +83,8 @@ def read_rows(path: str | Path, what: str) -> Iterator[dict[str, Any]]:
         raise UserError(f"{what}: {path} is no UTF-8 text after line {number}.") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{what}: {path} is damaged or cut off after line {number} ({error}).") from error
+    except RecursionError as error:
+        raise UserError(f"{what}: {path}, line {number} is nested too deeply; one object a line.") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{what}: {path}, line {number} is no JSON ({error.msg}).") from error
 

@@ -215,7 +215,9 @@ class WarcSource(SourceReader):
         from warcio.archiveiterator import ArchiveIterator
 
         with open_stream(path) as stream:
-            for row, record in enumerate(_records(ArchiveIterator(stream), stream)):
+            archive = ArchiveIterator(stream)
+            archive.INC_RECORD = ""  # warcio's own warning would break the progress line; the row says what is wrong
+            for row, record in enumerate(_records(archive, stream)):
                 if not hasattr(record.raw_stream, "limit"):
                     raise FileFault(stream_fault(stream) or f"record {row + 1} has no Content-Length")
                 fields = self._record_fields(record)

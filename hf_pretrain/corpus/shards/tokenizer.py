@@ -71,6 +71,11 @@ class TokenizerConfig:
             raise UserError(
                 f"tokenizer.vocab_size = {self.vocab_size}; at least {least} (256 bytes + special tokens)."
             )
+        if self.vocab_size > 2**24:
+            # The trainer makes room for all at once; no tokenizer in use has a tenth of this.
+            raise UserError(f"tokenizer.vocab_size = {self.vocab_size}; at most {2**24}.")
+        if self.min_frequency < 0:
+            raise UserError(f"tokenizer.min_frequency = {self.min_frequency}; 0 or more is expected.")
         if self.train_bytes < 1:
             raise UserError(f"tokenizer.train_bytes = {self.train_bytes}; at least 1 is needed.")
         if not 0.0 <= self.balance <= 1.0:

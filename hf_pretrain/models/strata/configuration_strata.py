@@ -11,6 +11,7 @@ in `huggingface_hub.errors.StrictDataclassError`.
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -334,6 +335,8 @@ class StrataConfig(PreTrainedConfig):
                 f"head_dim = {self.head_dim}; RoPE turns pairs, so it must be even and at least 2; set head_dim, "
                 f"or a hidden_size ({self.hidden_size}) that num_attention_heads ({self.num_attention_heads}) divides."
             )
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act = {self.hidden_act!r}; known activations: {', '.join(sorted(ACT2FN))}.")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ValueError(f"sliding_window = {self.sliding_window}; at least 1, or None for full attention.")
         if "sliding_attention" in self.layer_types and self.sliding_window is None:
