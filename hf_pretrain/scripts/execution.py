@@ -109,7 +109,7 @@ def execute_stage(spec: StageSpec, run: Callable[[StageSpec], None]) -> None:
         if manifest is not None and manifest.fingerprint != digits:
             retire_stage(spec)
             manifest = None
-        spec.stage_dir.mkdir(parents=True, exist_ok=True)
+        _make_folder(spec.stage_dir, "the stage's folder")
         manifest = (manifest or StepManifest(spec.stage_dir / "stage.json", digits)).start()
     begin = time.monotonic()
     run(spec)
@@ -166,11 +166,18 @@ def claim_run_folder(spec: StageSpec) -> None:
         spec (`StageSpec`): A stage of the recipe.
 
     Raises:
-        UserError: If the folder was made by another recipe, or holds other things.
+        UserError: If the folder was made by another recipe, holds other things, or its records cannot be read.
     """
     record = spec.run_dir / "recipe.json"
+    Facts(spec.run_dir).load()  # a file that cannot be read is found before the work, not when it is recorded
     if record.exists():
-        owner = read_json(record).get("name")
+        try:
+            owner = read_json(record)["name"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{record} is damaged, so nobody knows whose run this is; give another folder with --run-dir, or "
+                f'mend it: {{"name": "{spec.recipe_name}"}}.'
+            ) from error
         if owner != spec.recipe_name:
             raise UserError(
                 f"run_dir = {spec.run_dir}; it holds a run of the recipe '{owner}', not of '{spec.recipe_name}': "
@@ -183,6 +190,16 @@ def claim_run_folder(spec: StageSpec) -> None:
         )
     write_json(record, {"name": spec.recipe_name, "version": __version__})
     Facts(spec.run_dir).record("recipe", {"name": spec.recipe_name, "stages": spec.recipe_stages})
+
+
+def _make_folder(path: Path, what: str) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, FileNotFoundError) as error:
+        raise UserError(
+            f"{what} = {path}; no folder can be made there ({error.strerror}: {error.filename}): give another with "
+            "--run-dir, or remove what is in its way."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -198,7 +215,7 @@ def run_folder_lock(run_dir: Path) -> Iterator[None]:
     if not is_main_process():
         yield
         return
-    run_dir.mkdir(parents=True, exist_ok=True)
+    _make_folder(run_dir, "run_dir")
     with open(run_dir / ".lock", "w") as stream:
         try:
             import fcntl
@@ -285,6 +302,8 @@ def _environment_problem(error: BaseException | None) -> str | None:
                 return (
                     f"{error.filename or 'a file'}: {error.strerror}; mend its permissions or choose another folder."
                 )
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                return f"{error.filename}: {error.strerror}; choose another folder."
         if any(words in str(error) for words in _DISK_FULL_WORDS):
             return _DISK_FULL
         error = error.__cause__ or error.__context__

@@ -220,6 +220,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no text file; give the path of a stage file (YAML).") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is no stage file: it is nested too deeply.") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UserError(f"{path}: a stage file is a mapping of keys to values.")
     return value

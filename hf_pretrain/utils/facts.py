@@ -5,7 +5,6 @@ a lock file keeps two writers apart, and a write is atomic.
 """
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -62,13 +61,15 @@ class Facts:
             facts = read_json(self.path)
         except FileNotFoundError:
             return {"schema": SCHEMA, "stages": {}}
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # no JSON, or no text at all
             raise UserError(f"{self.path} is no JSON ({error}); move it away to start a new record.") from error
         if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
             raise UserError(
                 f"{self.path} has schema {facts.get('schema') if isinstance(facts, dict) else None!r}; "
                 f"this version reads schema {SCHEMA}: use another run folder."
             )
+        if not isinstance(facts.get("stages"), dict):
+            raise UserError(f"{self.path} has no stages; move it away to start a new record.")
         return facts
 
     def record(self, section: str, payload: Any) -> None:

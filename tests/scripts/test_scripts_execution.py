@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import signal
 import sys
 import types
@@ -116,6 +117,30 @@ def test_an_interrupted_stage_goes_on_in_its_folder(recorder: Recorder, folder: 
 
 
 @pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("", "x", "run_dir = .*run; no folder can be made there"),
+        ("1_corpus", "x", "the stage's folder = .*1_corpus; no folder can be made there"),
+        ("recipe.json", "{", "recipe.json is damaged"),
+        ("recipe.json", "[]", "recipe.json is damaged"),
+        ("facts.json", "[1]", "schema None"),
+    ],
+)
+def test_a_run_folder_that_cannot_be_used_is_refused_before_the_work(
+    recorder: Recorder, folder: Path, capsys: Capture, name: str, content: str, message: str
+) -> None:
+    place = folder.parent / "run"
+    if name:
+        place.mkdir()
+        (place / "recipe.json").write_text('{"name": "mine"}')
+    (place / name if name else place).write_text(content)
+    assert run(folder) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and re.match(f"error: .*{message}", lines[0])
+    assert recorder.ran == []
+
+
+@pytest.mark.parametrize(
     "error, code, message",
     [
         (UserError("rate = 2; below 1 is allowed."), 2, "error: rate = 2"),
@@ -124,6 +149,7 @@ def test_an_interrupted_stage_goes_on_in_its_folder(recorder: Recorder, folder: 
         # What torch.save says of a file system that fills up while it writes.
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), 2, "the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "out.json"), 2, "error: out.json: Permission denied"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "aaa"), 2, "error: aaa: File name too long"),
         (KeyboardInterrupt(), 130, "run the same command again"),
     ],
 )

@@ -78,6 +78,7 @@ def test_bad_overrides(recipe: Path, setting: str, message: str) -> None:
         ("stage: pretrain\nstage: sft\nrun_dir: x\n", "given twice, line 2"),
         ("stage: pretrain\nrun_dir: x\nmodel: {a: 1, a: 2}\n", "'a' is given twice"),
         ("stage: !!python/object/apply:os.system ['true']\n", "no valid YAML"),
+        ("a: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
     ],
 )
 def test_bad_stage_files(tmp_path: Path, text: str, message: str) -> None:

@@ -87,6 +87,11 @@ def test_facts_refuse_objects_and_other_schemas(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="plain JSON data"):
         Facts(tmp_path).record("x", {"path": tmp_path})
     (tmp_path / "facts.json").write_text('{"schema": 99}')
+    for content, message in ((b'{"schema": 1}', "has no stages"), (b"\xff\xfe", "is no JSON"), (b"{", "is no JSON")):
+        (tmp_path / "facts.json").write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            Facts(tmp_path).load()
+    (tmp_path / "facts.json").write_text('{"schema": 99}')
     with pytest.raises(UserError, match="reads schema 1"):
         Facts(tmp_path).load()
     (tmp_path / "facts.json").write_text("{")
