@@ -117,12 +117,14 @@ def atomic_directory(path: str | os.PathLike) -> Iterator[Path]:
     staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp"))
     try:
         yield staging
-        for file in staging.rglob("*"):
-            if file.is_file() and not file.is_symlink():
-                with open(file, "rb") as stream:
-                    os.fsync(stream.fileno())
         umask = os.umask(0)
         os.umask(umask)
+        for file in staging.rglob("*"):
+            if file.is_file() and not file.is_symlink():
+                # Some writers (safetensors) make private files; what we publish takes the usual permissions.
+                file.chmod(file.stat().st_mode | (0o666 & ~umask))
+                with open(file, "rb") as stream:
+                    os.fsync(stream.fileno())
         os.chmod(staging, 0o777 & ~umask)
         if target.exists():
             retired = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".old"))

@@ -51,6 +51,13 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [item.name for item in target.iterdir()] == ["one"]
 
 
+def test_private_files_of_other_writers_become_usual_ones(tmp_path: Path) -> None:
+    with atomic.atomic_directory(tmp_path / "folder") as staging:
+        (staging / "weights").touch(mode=0o600)
+        (staging / "other").write_text("x")
+    assert (tmp_path / "folder" / "weights").stat().st_mode == (tmp_path / "folder" / "other").stat().st_mode
+
+
 def test_a_folder_is_replaced(tmp_path: Path) -> None:
     for name in ("one", "two"):
         with atomic.atomic_directory(tmp_path / "folder") as staging:
