@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -169,8 +169,10 @@ class _CorpusBuilder:
         instruction_rows = {}
         with atomic_directory(self.out_dir / "sft") as staging:
             for item in config.instructions:
-                rows = read_rows(self._path_of(item), f"instructions {item.name!r}")
+                rows = _instruction_rows(item, self._path_of(item))
                 instruction_rows[item.name] = _write_jsonl(staging / f"{item.name}.jsonl", rows)
+                if not instruction_rows[item.name]:
+                    raise UserError(f"instructions {item.name!r}: {self._path_of(item)} has no rows.")
         return instruction_rows
 
     def _ingest(self) -> StepResult:
@@ -448,6 +450,17 @@ def _rows_of(result: StepResult, source: str) -> int:
 
 def _total(value: Any) -> int:
     return int(value["total"] if isinstance(value, dict) else value)
+
+
+def _instruction_rows(item: InstructionConfig, path: Path) -> Iterator[dict[str, Any]]:
+    what = f"instructions {item.name!r}"
+    for number, row in enumerate(read_rows(path, what), 1):
+        if not ({"messages", "conversations"} & set(row) or {"prompt", "completion"} <= set(row)):
+            raise UserError(
+                f"{what}: row {number} of {path} has {', '.join(map(str, row)) or 'no fields'}; `messages`, "
+                "`conversations`, or `prompt` and `completion` are needed."
+            )
+        yield row
 
 
 def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:

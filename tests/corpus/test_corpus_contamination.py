@@ -204,6 +204,9 @@ def test_benchmark_files(tmp_path) -> None:
     file.write_text("{}\n{oops\n")
     with pytest.raises(UserError, match="line 2 is no JSON"):
         list(read_rows(file, "quiz"))
+    file.write_text("[" * 100_000)
+    with pytest.raises(UserError, match="line 1 is nested too deeply"):
+        list(read_rows(file, "quiz"))
     file.write_text("[1]\n")
     with pytest.raises(UserError, match="no JSON object"):
         list(read_rows(file, "quiz"))

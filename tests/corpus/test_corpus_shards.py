@@ -140,6 +140,8 @@ def test_long_documents_must_be_more_than_repetition() -> None:
         Document(prose, "a", metadata={"source": "books"}),
         Document("spam " * 2000, "b", metadata={"source": "web"}),
     ]
+    with pytest.raises(UserError, match="long_documents.name = '../x'"):
+        LongDocumentsConfig(name="../x")
     config = LongDocumentsConfig(min_tokens=100)
     assert compression_ratio(rows[1].text) > 8 > compression_ratio(prose)
     assert select_long_documents(rows, [900, 900], config) == [0]

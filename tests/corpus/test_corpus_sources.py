@@ -69,7 +69,18 @@ BAD_ROWS = {
     "surrogate": '{"text": "a\\ud800b"}',
     "too_large": json.dumps({"text": "x" * 101}),
     "deep": "[" * 100_000,
+    "surrogate_in_a_field": '{"text": "good", "title": "a\\ud800b"}',
+    "surrogate_in_the_id": '{"text": "good", "id": "a\\ud800b"}',
+    "huge_number_in_a_field": '{"text": "good", "score": ' + "9" * 40 + "}",
 }
+
+
+def test_fields_of_any_type_travel_along_or_are_left_out(tmp_path):
+    row = {"text": "good", "id": {"a": 1}, "token_count": "x", "pii": "x", "url": 9, "license": ["a"], "language": 5}
+    path = write_lines(tmp_path / "rows.jsonl", json.dumps({**row, "metadata": 7, "score": float("nan")}))
+    (document,) = build_reader(source(path))()
+    assert document.id == "{'a': 1}" and (document.metadata["url"], document.metadata["license"]) == ("9", "['a']")
+    assert not {"token_count", "pii", "language", "metadata"} & set(document.metadata)
 
 
 @pytest.mark.parametrize("kind", BAD_ROWS)

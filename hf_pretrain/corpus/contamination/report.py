@@ -76,6 +76,8 @@ def read_rows(path: str | Path, what: str) -> Iterator[dict[str, Any]]:
                         raise UserError(
                             f"{what}: {path}, line {number} is no JSON object; one object a line is needed."
                         )
+                    if "\\ud" in line.lower():
+                        json.dumps(row, ensure_ascii=False).encode("utf-8")
                     yield row
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UserError(f"{what}: {path} is no file; correct its path.") from error
@@ -83,6 +85,8 @@ def read_rows(path: str | Path, what: str) -> Iterator[dict[str, Any]]:
         raise UserError(f"{what}: {path} is no UTF-8 text after line {number}.") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{what}: {path} is damaged or cut off after line {number} ({error}).") from error
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what}: {path}, line {number} holds a lone surrogate, which is no text.") from error
     except RecursionError as error:
         raise UserError(f"{what}: {path}, line {number} is nested too deeply; one object a line.") from error
     except json.JSONDecodeError as error:

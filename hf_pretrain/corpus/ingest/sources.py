@@ -34,6 +34,8 @@ SUFFIXES = {
     "parquet": (".parquet",),
     "text": (".txt", ".txt.gz", ".md", ".rst"),
 }
+# Fields of a row that datatrove or a later step would take for its own.
+_TAKEN = ("media", "token_count", "pii")
 # Control characters that no text holds; tab, line feed, carriage return, form feed and escape are left out.
 _BINARY = frozenset(chr(code) for code in range(32) if chr(code) not in "\t\n\r\f\x0b\x1b")
 
@@ -161,7 +163,11 @@ class SourceReader(BaseDiskReader):
         identifier = fields.pop(self.id_key, None)
         extra = fields.pop("metadata", None)
         metadata = {**(extra if isinstance(extra, dict) else {}), **fields}
-        metadata.pop("media", None)
+        for name in _TAKEN:
+            metadata.pop(name, None)
+        for name in ("url", "license"):
+            if metadata.get(name) is not None:
+                metadata[name] = str(metadata[name])
         metadata.update(source=self.config.name, domain=self.config.effective_domain, file=filepath, row=row)
         metadata["license"] = metadata.get("license") or self.config.license
         language = known_language(metadata.get("language")) or known_language(self.config.language)
@@ -171,6 +177,10 @@ class SourceReader(BaseDiskReader):
             metadata.pop("language", None)
         if identifier is None or identifier == "":
             identifier = f"{self.config.name}/{filepath}/{row}"
+        try:
+            metadata = _json_data(str(identifier), metadata)
+        except TypeError as error:
+            return RowFault("bad_field", f"a field cannot be stored as JSON ({error})")
         return Document(text=text, id=str(identifier), metadata=metadata)
 
     def _bad_row(self, path: Path, row: int, fault: RowFault) -> None:
@@ -461,6 +471,18 @@ def _records(iterator: Any, stream: Any) -> Iterator[Any]:
             raise FileFault(stream_fault(stream) or f"{what} ({str(error).partition(',')[0][:120]})") from error
         yield record
         number += 1
+
+
+def _json_data(identifier: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Makes sure that a document can be written; a TypeError says why not (surrogates, nesting, huge integers)."""
+    import orjson
+
+    try:
+        orjson.dumps((identifier, metadata))
+    except TypeError:
+        # Decimals and bytes of Parquet become text; what is wrong in itself raises again.
+        return orjson.loads(orjson.dumps((identifier, metadata), default=str))[1]
+    return metadata
 
 
 def _is_html(kind: str, body: bytes) -> bool:

@@ -31,6 +31,8 @@ class LongDocumentsConfig:
     sources: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if not all(c.isalnum() or c in "-_." for c in self.name) or self.name.startswith("."):
+            raise UserError(f"long_documents.name = {self.name!r}; use letters, digits, '-', '_' and '.'.")
         if self.min_tokens < 1:
             raise UserError(f"long_documents.min_tokens = {self.min_tokens}; at least 1 is needed.")
         if self.max_compression <= 1.0:
