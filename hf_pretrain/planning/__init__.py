@@ -1,15 +1,33 @@
-"""The room of arithmetic about runs: parameters, FLOPs, peaks, repeated data. Read `counting.py` first.
+"""The room of arithmetic about runs: parameters, FLOPs, scaling laws, cost. Read `counting.py`, then `chinchilla.py`.
 
-Nothing here imports more than the standard library, so planning needs neither torch nor a GPU.
+Nothing here imports more than the standard library (`fitting.py` takes numpy and scipy when it is called), so planning
+needs neither torch nor a GPU. Every law says what its N counts and refuses a size counted otherwise.
+
+Runs:
 
 - `counting.py`: `count_parameters(config)`: total, active, embedding, matrix-product parameters, dense or MoE.
 - `compute.py`: `training_flops_per_token(config, seq_length, convention)` and `model_flops_utilisation(...)`.
 - `hardware.py`: `peak_flops(device_name)`; `None` for a device that is not in the table.
-- `repetition.py`: `effective_tokens(tokens, unique_tokens)`, what further epochs are worth.
+- `cost.py`: device-hours, days and price on a `Cluster`, with the utilisation that published runs imply.
+- `run_plan.py`: `make_plan(...)` puts all of it together; `hf-pretrain plan` prints it.
+
+Laws:
+
+- `quantities.py`: `ModelSize` with its convention, "8B" and "15T".
+- `chinchilla.py`: L(N, D) = E + A / N^alpha + B / D^beta, its sets of constants and closed-form frontier.
+- `scaling_laws.py`: laws by name, how far they disagree, translation between counts.
+- `kaplan.py`: the laws of 2020, each with its own constants.
+- `repetition.py`, `data_constrained.py`: what further epochs are worth; loss and optimum when tokens run out.
+- `lifetime.py`: the optimum with inference counted, and over-training.
+- `moe_laws.py`: sparse models; advisory.
+- `hyperparameters.py`: learning rate and batch laws, gradient noise scale, transfer across widths.
+- `schedule_laws.py`: loss curves from learning-rate curves.
+- `fitting.py`: `fit_parametric(points)` and its bootstrap intervals, from your own runs.
 
     from hf_pretrain.planning.compute import model_flops_utilisation, training_flops_per_token
     from hf_pretrain.planning.counting import count_parameters
     from hf_pretrain.planning.hardware import peak_flops
+    from hf_pretrain.planning.scaling_laws import get_law
 
     config = {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
               "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
@@ -17,4 +35,5 @@ Nothing here imports more than the standard library, so planning needs neither t
     print(count_parameters(config).active)                                  # 12879925248
     flops = training_flops_per_token(config, 4096, "matmul_causal")
     print(model_flops_utilisation(5000, flops, peak_flops("NVIDIA H100 80GB HBM3")))
+    print(get_law("epoch").optimum(1e21).tokens_per_parameter)              # 21.588...
 """
