@@ -5,6 +5,8 @@ digit of any of them, is what is known. A law fitted without embeddings and one 
 are translated (Pearce and Song, arXiv 2406.12907): N_total = N + 47491 N^(1/3) for a vocabulary of 32k.
 """
 
+import math
+
 from hf_pretrain.planning.chinchilla import PARAMETRIC_LAWS, TOKEN_LAWS, Allocation, ParametricLaw
 from hf_pretrain.planning.quantities import ModelSize, positive, size_under
 from hf_pretrain.utils.errors import UserError
@@ -111,3 +113,16 @@ def non_embedding_optimum(parameters: ModelSize | float, law: ParametricLaw) -> 
     ratio = law.beta * law.B * law.size(total) ** (law.alpha + 1) / (law.alpha * law.A * size * slope)
     tokens = positive("tokens", ratio ** (1 / law.beta))
     return Allocation(size, tokens, law.loss(total, tokens), law.name, "non_embedding")
+
+
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """A loss that can be compared across tokenizers: L / ln 2 / bytes per token.
+
+    Args:
+        loss (`float`): Nats a token.
+        bytes_per_token (`float`): UTF-8 bytes of a token, on average over the text the loss is of.
+
+    Returns:
+        `float`: Bits a byte.
+    """
+    return positive("loss", loss) / math.log(2) / positive("bytes_per_token", bytes_per_token)

@@ -27,6 +27,7 @@ from hf_pretrain.planning.lifetime import (
 )
 from hf_pretrain.planning.quantities import ModelSize, format_count, minimise, parse_count, parse_flops
 from hf_pretrain.planning.scaling_laws import (
+    bits_per_byte,
     get_law,
     law_band,
     non_embedding_from_total,
@@ -270,7 +271,7 @@ def test_conventions_do_not_mix():
         data_constrained_loss(bare, 2e12, 1e12)
     with pytest.raises(UserError, match="Did you mean 'total'"):
         ModelSize(1e9, "totl")
-    with pytest.raises(UserError, match="no|Available"):
+    with pytest.raises(UserError, match="Unknown parameter convention of a count"):
         ModelSize.from_counts(counts, "nonemb_flops_per_token")
     assert EPOCH.optimum(1e20).param_convention == "total"
     assert kaplan.optimal_allocation(1.0).param_convention == "non_embedding"
@@ -322,6 +323,10 @@ def test_counts_are_read(text):
 def test_counts_that_cannot_be_read(text, message):
     with pytest.raises(UserError, match=message):
         parse_count(text)
+
+
+def test_bits_per_byte():
+    assert bits_per_byte(2.5, 4.2) == pytest.approx(0.858747, abs=6e-7)
 
 
 def test_flops_and_format():
