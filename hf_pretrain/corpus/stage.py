@@ -294,7 +294,7 @@ class StageExecutor(LocalPipelineExecutor):
             # Imported once in the server, not once in every worker of every step.
             context.set_forkserver_preload(["hf_pretrain.corpus.pipeline"])
         with context.Pool(self.workers) as pool:
-            for done in pool.imap_unordered(self._run_for_rank, ranks):
+            for done in _results(pool, pool.imap_unordered(self._run_for_rank, ranks)):
                 stats = stats + done
                 if progress is not None:
                     progress.update(done.stats[1]["documents"].total)
@@ -327,6 +327,23 @@ class StageExecutor(LocalPipelineExecutor):
         finally:
             datatrove_logger.remove()
             logfile.close()
+
+
+def _results(pool: Any, results: Any) -> Iterator[PipelineStats]:
+    """What the tasks return. A pool replaces a worker that was killed and waits for its lost task for ever; here a
+    worker that was not there at the start is an error."""
+    first = {worker.pid for worker in pool._pool}
+    while True:
+        try:
+            yield results.next(timeout=1.0)
+        except StopIteration:
+            return
+        except multiprocess.TimeoutError:
+            if {worker.pid for worker in pool._pool} != first:
+                raise UserError(
+                    "a worker process was killed, perhaps because memory ran out; set fewer workers and "
+                    "run the same command again: tasks that are done are kept."
+                ) from None
 
 
 @contextlib.contextmanager

@@ -58,7 +58,11 @@ def main(argv: list[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"error: {unknown_name_message('verb', verb, VERBS)}", file=sys.stderr)
         return 2
-    return importlib.import_module(VERBS[verb][0]).main(rest)
+    try:
+        return importlib.import_module(VERBS[verb][0]).main(rest)
+    except KeyboardInterrupt:  # before or after the part that the verb guards itself
+        print("\ninterrupted: run the same command again to go on.", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -63,6 +65,26 @@ def run_odd(folder, source, fails=None, tasks: int = 3, workers: int = 1):
         tasks,
         workers,
     )
+
+
+class Killed(PipelineStep):
+    """Ends its process as the system does when memory runs out."""
+
+    name = "Killed"
+    type = "TEST"
+
+    def run(self, data, rank: int = 0, world_size: int = 1):
+        for document in data:
+            if document.id == "1-1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield document
+
+
+def test_a_killed_worker_is_an_error_and_no_endless_wait(tmp_path) -> None:
+    write_documents(tmp_path / "in")
+    blocks = [DocumentReader(tmp_path / "in" / "documents", ["web"]), Killed()]
+    with pytest.raises(UserError, match="a worker process was killed"):
+        run_pipeline(blocks, tmp_path / "logs", tasks=3, workers=2)
 
 
 def test_step_runs_once_and_again_when_settings_or_inputs_change(tmp_path) -> None:

@@ -231,3 +231,12 @@ def test_the_command_names_its_verbs(capsys: Capture) -> None:
     assert cli.main(["--version"]) == 0
     assert cli.main(["rnu"]) == 2
     assert "Did you mean 'run'" in capsys.readouterr().err
+
+
+def test_an_interrupt_outside_the_guarded_part_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert cli.main(["run", "x"]) == 130
+    assert capsys.readouterr().err.strip() == "interrupted: run the same command again to go on."
