@@ -150,6 +150,9 @@ def check_options(options: StageOptions, args: PretrainConfig, where: str) -> No
         for name in ("continue_optimizer", "extend_context"):
             if getattr(args, name):
                 raise UserError(f"{where}: {name} = {getattr(args, name)}; it needs init_from, a model to go on from.")
+    factor = (args.extend_context or {}).get("factor")
+    if factor is not None and (isinstance(factor, bool) or not isinstance(factor, (int, float)) or factor <= 1):
+        raise UserError(f"{where}: extend_context.factor = {factor!r}; a number above 1 is expected, e.g. 4.")
     samples = args.max_steps * args.sequences_per_step
     try:
         if options.mixture is not None:

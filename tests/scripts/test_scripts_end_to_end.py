@@ -117,6 +117,10 @@ def test_the_main_job(tmp_path: Path) -> None:
         ("2_pretrain.mixture={books: -1}", "books"),
         ("2_pretrain.model={preset: tiny-mo}", "tiny-moe"),
         ("2_pretrain.model={preset: tiny-moe, num_experts_per_tok: 99}", "num_experts_per_tok"),
+        (
+            "4_long_context.extend_context={rope_type: yarn, factor: abc}",
+            "extend_context.factor = 'abc'; a number above 1",
+        ),
         ("1_corpus.sources=[{name: x, kind: wrac}]", "Did you mean 'warc'"),
         ("5_sft.curation={languagse: [en]}", "Did you mean 'languages'"),
         ("6_evaluate.context_length=0", "context_length"),
