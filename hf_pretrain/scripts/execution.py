@@ -27,6 +27,7 @@ from hf_pretrain.utils.errors import Interrupted, UserError, one_line
 from hf_pretrain.utils.facts import Facts
 from hf_pretrain.utils.fingerprint import fingerprint
 from hf_pretrain.utils.manifest import StepManifest
+from hf_pretrain.utils.memory import peak_memory_bytes
 from hf_pretrain.utils.optional import MissingPackageError
 
 
@@ -124,25 +125,11 @@ def execute_stage(spec: StageSpec, run: Callable[[StageSpec], None]) -> None:
             "run",
             {
                 "seconds": round(sum(stage.get("seconds", 0.0) for stage in stages), 1),
-                "peak_memory_bytes": max(recorded.get("run", {}).get("peak_memory_bytes", 0), peak_memory_bytes()),
+                "peak_memory_bytes": max(
+                    recorded.get("run", {}).get("peak_memory_bytes", 0), peak_memory_bytes(include_children=True) or 0
+                ),
             },
         )
-
-
-def peak_memory_bytes() -> int:
-    """The most memory this process and its finished children have held.
-
-    Returns:
-        `int`: Bytes of resident memory; 0 where the system does not tell.
-    """
-    try:
-        import resource
-    except ImportError:
-        return 0
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    sizes = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return max(sizes) * unit
 
 
 def retire_stage(spec: StageSpec) -> None:

@@ -6,7 +6,6 @@ Used by `scripts/pretrain.py`. Everything here runs on all processes alike; only
 import logging
 import math
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from hf_pretrain.trainer.stages import load_start_model, optimizer_checkpoint
 from hf_pretrain.utils.atomic import read_json, write_json
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.fingerprint import fingerprint
+from hf_pretrain.utils.memory import peak_memory_bytes
 
 
 logger = logging.getLogger(__name__)
@@ -351,20 +351,6 @@ def throughput_facts(callback: ThroughputCallback | None, steps: list[dict[str, 
         facts["mfu"] = utilisation[len(utilisation) // 2]
         facts["flop_convention"] = next(entry["flop_convention"] for entry in steps if "flop_convention" in entry)
     return facts
-
-
-def peak_memory_bytes() -> int | None:
-    """Reads the largest resident memory this process had.
-
-    Returns:
-        `int`: Bytes, without those on a GPU; `None` where the system does not say.
-    """
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _without_nothing(value: Any) -> Any:

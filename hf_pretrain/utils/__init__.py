@@ -10,6 +10,7 @@ command line turns it into exit code 2. The rest in one line each:
 * `fingerprint`, `manifest`: what makes a finished step valid, and the record that it is finished.
 * `facts`: `facts.json`, the only place where card, report and README take numbers from.
 * `progress`: rate and time left on a terminal, plain lines in a log.
+* `memory`: the most a process has held.
 * `cache`: where downloads are kept between runs.
 
 Example:

@@ -6,6 +6,7 @@ import pytest
 
 from hf_pretrain.utils.cache import cache_dir
 from hf_pretrain.utils.errors import one_line
+from hf_pretrain.utils.memory import peak_memory_bytes
 from hf_pretrain.utils.naming import unknown_name_message
 from hf_pretrain.utils.optional import MissingPackageError, is_available, require
 from hf_pretrain.utils.progress import Progress, format_count, format_duration
@@ -83,3 +84,9 @@ def test_progress_is_silent_when_asked() -> None:
     with Progress("reading", quiet=True, stream=stream, every=0.0) as progress:
         progress.update()
     assert stream.getvalue() == ""
+
+
+def test_peak_memory_is_that_of_a_process_with_python_in_it() -> None:
+    own, with_children = peak_memory_bytes(), peak_memory_bytes(include_children=True)
+    if own is not None:  # None on systems that do not say.
+        assert 1_000_000 < own <= with_children < 1 << 50
