@@ -7,7 +7,8 @@ Runs:
 
 - `counting.py`: `count_parameters(config)`: total, active, embedding, matrix-product parameters, dense or MoE.
 - `compute.py`: `training_flops_per_token(config, seq_length, convention)` and `model_flops_utilisation(...)`.
-- `hardware.py`: `peak_flops(device_name)`; `None` for a device that is not in the table.
+- `hardware.py`: `peak_flops(device_name)`; `None` for a device that is not in the table; `load_devices(yaml)` puts
+  yours before it.
 - `cost.py`: device-hours, days and price on a `Cluster`, with the utilisation that published runs imply.
 - `run_plan.py`: `make_plan(...)` puts all of it together; `hf-pretrain plan` prints it.
 
@@ -18,6 +19,7 @@ Laws:
 - `scaling_laws.py`: laws by name, how far they disagree, translation between counts.
 - `kaplan.py`: the laws of 2020, each with its own constants.
 - `repetition.py`, `data_constrained.py`: what further epochs are worth; loss and optimum when tokens run out.
+- `references.py`: published models to set a plan beside.
 - `lifetime.py`: the optimum with inference counted, and over-training.
 - `moe_laws.py`: sparse models; advisory.
 - `hyperparameters.py`: learning rate and batch laws, gradient noise scale, transfer across widths.

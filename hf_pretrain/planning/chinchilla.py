@@ -292,5 +292,44 @@ HOFFMANN_TABLE3 = TokenLaw(
     _SLOPE / (1 + _SLOPE),
     "arXiv 2203.15556, approach 1",
 )
+# Approach 2 (IsoFLOP curves): log10 D = 1.040957 log10 N + 0.935389, a line through its tokens for the same sizes.
+_ISO_SLOPE, _ISO_OFFSET = 1.040957, 0.935389
+HOFFMANN_ISOFLOP = TokenLaw(
+    "hoffmann_isoflop",
+    (10**_ISO_OFFSET) ** (1 / (1 + _ISO_SLOPE)) * (1 / 6) ** (_ISO_SLOPE / (1 + _ISO_SLOPE)),
+    _ISO_SLOPE / (1 + _ISO_SLOPE),
+    "arXiv 2203.15556, approach 2",
+)
 LLAMA3_ISOFLOP = TokenLaw("llama3_isoflop", 0.299, 0.537, "arXiv 2407.21783, IsoFLOP curves on its own data")
-TOKEN_LAWS: dict[str, TokenLaw] = {law.name: law for law in (HOFFMANN_TABLE3, LLAMA3_ISOFLOP)}
+# The paper's summary, 192 tokens a parameter. Its formula (D/N = 100 (C/6)^0.10) gives thousands with C in FLOPs, and
+# does not say in what other unit it is meant.
+MINICPM_RATIO = 192.0
+MINICPM = TokenLaw("minicpm", math.sqrt(MINICPM_RATIO / 6), 0.5, "arXiv 2404.06395, 192 tokens a parameter")
+TOKEN_LAWS: dict[str, TokenLaw] = {
+    law.name: law for law in (HOFFMANN_TABLE3, HOFFMANN_ISOFLOP, LLAMA3_ISOFLOP, MINICPM)
+}
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """How well a constant of a fit is known.
+
+    Args:
+        standard_error (`float`): Of the constant.
+        low (`float`): Lower end of its 95 % interval.
+        high (`float`): Upper end.
+    """
+
+    standard_error: float
+    low: float
+    high: float
+
+
+# Of `EPOCH`, from the same paper. A and B move together with their exponents: do not draw them apart.
+EPOCH_UNCERTAINTY: dict[str, Uncertainty] = {
+    "A": Uncertainty(124.5, 285.0, 744.0),
+    "B": Uncertainty(1293.0, 1042.0, 5810.0),
+    "E": Uncertainty(0.0257, 1.769, 1.871),
+    "alpha": Uncertainty(0.0154, 0.317, 0.373),
+    "beta": Uncertainty(0.0206, 0.331, 0.415),
+}

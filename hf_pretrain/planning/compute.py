@@ -17,12 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_pretrain.planning.counting import ModelShape, count_parameters
+from hf_pretrain.planning.quantities import positive
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 
 
 FLOP_CONVENTIONS = ("6n_total", "6n_active", "palm", "matmul", "matmul_full", "matmul_causal")
 DEFAULT_CONVENTION = "matmul_causal"
+RECOMPUTE = ("none", "selective", "full")
 
 
 def attention_flops_per_token(model: ModelShape | Mapping[str, Any], seq_length: int, causal: bool) -> float:
@@ -75,6 +77,62 @@ def training_flops_per_token(
             raise UserError(f"seq_length = None; convention {convention!r} counts attention scores; give the length.")
         flops += attention_flops_per_token(shape, seq_length, causal=convention == "matmul_causal")
     return flops
+
+
+def hardware_flops_per_token(
+    model: ModelShape | Mapping[str, Any],
+    seq_length: int | None = None,
+    convention: str = DEFAULT_CONVENTION,
+    recompute: str = "none",
+) -> float:
+    """FLOPs the hardware does per token, the forward that activation checkpointing repeats included (for HFU).
+
+    Args:
+        model (`ModelShape` or `Mapping[str, Any]`): The shape, or a configuration.
+        seq_length (`int`, *optional*): Tokens of a sequence; needed where attention scores count.
+        convention (`str`, *optional*, defaults to `"matmul_causal"`): One of `FLOP_CONVENTIONS`.
+        recompute (`str`, *optional*, defaults to `"none"`): `"none"`, `"selective"` (attention scores once more) or
+            `"full"` (every layer once more; the head is not repeated, which this neglects as the usual 8 N does).
+
+    Returns:
+        `float`: 8 N instead of 6 N and 16/12 of the attention term for `"full"`.
+
+    Raises:
+        UserError: If a name is unknown.
+    """
+    if recompute not in RECOMPUTE:
+        raise UserError(unknown_name_message("recompute", recompute, RECOMPUTE))
+    flops = training_flops_per_token(model, seq_length, convention)
+    if recompute == "full":
+        return flops * 4 / 3
+    if recompute == "selective" and convention in ("palm", "matmul_full", "matmul_causal"):
+        return flops + attention_flops_per_token(model, seq_length, causal=convention == "matmul_causal") / 3
+    return flops
+
+
+def flops_per_token_from_numbers(
+    parameters: float,
+    num_layers: int = 0,
+    num_heads: int = 0,
+    head_dim: int = 0,
+    seq_length: int = 1,
+    causal: bool = True,
+) -> float:
+    """Training FLOPs per token when there is no configuration: 6 N, and 6 or 12 L H Q T.
+
+    Args:
+        parameters (`float`): N of the convention you want; the active ones for a mixture of experts.
+        num_layers (`int`, *optional*, defaults to 0): L; 0 leaves attention scores out.
+        num_heads (`int`, *optional*, defaults to 0): Query heads, H.
+        head_dim (`int`, *optional*, defaults to 0): Width of a head, Q.
+        seq_length (`int`, *optional*, defaults to 1): T.
+        causal (`bool`, *optional*, defaults to `True`): Count only what the causal mask keeps.
+
+    Returns:
+        `float`: FLOPs per token.
+    """
+    attention = (6.0 if causal else 12.0) * num_layers * num_heads * head_dim * seq_length
+    return 6.0 * positive("parameters", parameters) + attention
 
 
 def model_flops_utilisation(

@@ -7,6 +7,7 @@ would be 13 %. Published totals imply 14 to 43 % of the peak for the whole effor
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hf_pretrain.planning.hardware import DEVICES, Device, find_device
@@ -120,6 +121,20 @@ def cost_of(hours: float, price: float, overhead: float = 0.0) -> float:
     return positive("hours", hours) * not_negative("price", price) * (1 + not_negative("overhead", overhead))
 
 
+def energy_kwh(hours: float, watts: float, overhead: float = 0.2) -> float:
+    """Energy of a run; a figure nobody measured is left out rather than guessed, so the watts are asked for.
+
+    Args:
+        hours (`float`): Device-hours.
+        watts (`float`): Draw of one device with its share of the machine, in watts.
+        overhead (`float`, *optional*, defaults to 0.2): Cooling and conversion on top (a PUE of 1.2).
+
+    Returns:
+        `float`: Kilowatt-hours.
+    """
+    return positive("hours", hours) * positive("watts", watts) / 1e3 * (1 + not_negative("overhead", overhead))
+
+
 @dataclass(frozen=True)
 class Cluster:
     """So many devices of one kind.
@@ -133,11 +148,12 @@ class Cluster:
     device: Device
 
     @classmethod
-    def parse(cls, text: str) -> "Cluster":
+    def parse(cls, text: str, devices: Sequence[Device] = ()) -> "Cluster":
         """Reads `"64xH100"`.
 
         Args:
             text (`str`): A number, `x`, and a device of the hardware table; the number alone may be left out.
+            devices (`Sequence[Device]`, *optional*): Another table, from `hardware.load_devices`.
 
         Returns:
             `Cluster`: The devices.
@@ -151,9 +167,9 @@ class Cluster:
         number, name = int(match[1] or 1), match[2]
         if number < 1:
             raise UserError(f"gpus = {text!r}; at least one device is needed.")
-        device = find_device(name)
+        device = find_device(name, devices)
         if device is None:
-            known = [item.name for item in DEVICES] + ["H100", "A100"]
+            known = [item.name for item in devices or DEVICES] + ["H100", "A100"]
             raise UserError(unknown_name_message("device", name, known))
         return cls(number, device)
 
@@ -224,7 +240,10 @@ def estimate_run(
     hours = gpu_hours(flops, peak, mfu, goodput)
     low, high = sorted((gpu_hours(flops, peak, MFU_BAND[1]), gpu_hours(flops, peak, MFU_BAND[0])))
     low, high = min(low, hours), max(high, hours)
-    prices = (price, price) if price is not None else PRICE_RANGES.get(cluster.device.name, (None, None))
+    own = (cluster.device.price_low, cluster.device.price_high or cluster.device.price_low)
+    prices = own if own[0] is not None else PRICE_RANGES.get(cluster.device.name, (None, None))
+    if price is not None:
+        prices = (price, price)
     known = prices[0] is not None
     return RunEstimate(
         hours=hours,

@@ -21,14 +21,19 @@ from hf_pretrain.utils.naming import unknown_name_message
 _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},
+    "phi3": {},
+    "granite": {"tied": False},
+    "gemma": {"tied": True},
+    "gemma2": {"tied": True, "norms": 4},
     "smollm3": {},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"qk_norm": "head"},
     "qwen3_moe": {"qk_norm": "head"},
     "mixtral": {"expert_width": "intermediate_size"},
     "olmo2": {"qk_norm": "full"},
+    "olmo3": {"qk_norm": "full"},
     "olmoe": {"qk_norm": "full", "expert_width": "intermediate_size"},
-    "strata": {},
+    "strata": {"tied": True},
 }
 
 
@@ -55,6 +60,7 @@ class ModelShape:
         sparse_layers (`tuple[int, ...]`): Indices of the layers that hold experts.
         windows (`tuple[int | None, ...]`): Attention window of each layer; `None` for full attention.
         learned_router_noise (`bool`): Whether a second router matrix holds the scale of the noise (training only).
+        norms_per_layer (`int`): RMSNorms of the model's width in a layer.
     """
 
     vocab_size: int
@@ -75,6 +81,7 @@ class ModelShape:
     sparse_layers: tuple[int, ...] = ()
     windows: tuple[int | None, ...] = ()
     learned_router_noise: bool = False
+    norms_per_layer: int = 2
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ModelShape":
@@ -117,7 +124,7 @@ class ModelShape:
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or hidden // heads,
             intermediate_size=size("intermediate_size"),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=bool(config.get("tie_word_embeddings", family.get("tied", False))),
             qk_norm=qk_norm,
             qkv_bias=bias or bool(family.get("qkv_bias")),
             o_bias=bias,
@@ -128,6 +135,7 @@ class ModelShape:
             sparse_layers=_sparse_layers(config, layers) if experts else (),
             windows=_windows(config, layers),
             learned_router_noise=config.get("router_noise") == "gaussian",
+            norms_per_layer=family.get("norms", 2),
         )
 
 
@@ -210,7 +218,7 @@ def count_parameters(model: ModelShape | Mapping[str, Any]) -> ParameterCount:
     hidden = shape.hidden_size
     query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention = 2 * hidden * query + 2 * hidden * key
-    small = 2 * hidden + {"head": 2 * shape.head_dim, "full": query + key, None: 0}[shape.qk_norm]
+    small = shape.norms_per_layer * hidden + {"head": 2 * shape.head_dim, "full": query + key, None: 0}[shape.qk_norm]
     small += (query + 2 * key) * shape.qkv_bias + hidden * shape.o_bias
     router = hidden * shape.num_experts
     expert = 3 * hidden * shape.expert_width

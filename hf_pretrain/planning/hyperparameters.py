@@ -234,3 +234,23 @@ def transfer_width(
         attention_scale_over_head_dim=math.sqrt(base_head_dim),
         residual_multiplier=(positive("base_depth", base_depth) / positive("depth", depth)) ** depth_exponent,
     )
+
+
+def transfer_weight_decay(
+    weight_decay: float, learning_rate: float, steps: float, new_learning_rate: float, new_steps: float
+) -> float:
+    """Weight decay that keeps the shrinkage of a whole run: lambda * learning rate * steps stays the same.
+
+    Args:
+        weight_decay (`float`): lambda of AdamW as torch has it (multiplied by the learning rate).
+        learning_rate (`float`): Peak it was tuned at.
+        steps (`float`): Steps it was tuned over.
+        new_learning_rate (`float`): Peak to go to.
+        new_steps (`float`): Steps to go to.
+
+    Returns:
+        `float`: lambda there.
+    """
+    before = positive("learning_rate", learning_rate) * positive("steps", steps)
+    after = positive("new_learning_rate", new_learning_rate) * positive("new_steps", new_steps)
+    return positive("weight_decay", weight_decay) * before / after

@@ -1,12 +1,13 @@
 """Laws of sparse models. Advisory: four papers, four parametrisations, held-out fits of moderate quality.
 
 Each counts parameters its own way, and data, tokenizer and routing differ: use ratios between shapes of one law, never
-levels across laws. The planner's rule is the dense law with active parameters for FLOPs, its reducible loss scaled by
-what experts add in [`ludziejewski_loss`].
+levels across laws. The planner's rule is [`sparse_loss`]: the dense law at the active parameters, scaled by what
+experts add in [`ludziejewski_loss`].
 """
 
 import math
 
+from hf_pretrain.planning.chinchilla import ParametricLaw
 from hf_pretrain.planning.quantities import ModelSize, positive, size_under
 from hf_pretrain.utils.errors import UserError
 
@@ -118,6 +119,26 @@ def experts_loss_ratio(parameters: ModelSize | float, tokens: float, experts: fl
         `float`: At most 1 within the law's range; advisory.
     """
     return ludziejewski_loss(parameters, tokens, experts) / ludziejewski_loss(parameters, tokens, 1)
+
+
+def sparse_loss(law: ParametricLaw, active: ModelSize, tokens: float, experts: float) -> float:
+    """The planner's rule for a sparse model: a dense law at the active parameters, times [`experts_loss_ratio`].
+
+    Args:
+        law (`ParametricLaw`): A law of dense models with total parameters; a dense model's total is all active.
+        active (`ModelSize`): N, active.
+        tokens (`float`): D.
+        experts (`float`): Effective number of experts; 1 gives the dense law's own loss.
+
+    Returns:
+        `float`: Nats a token on the dense law's data; advisory.
+
+    Raises:
+        UserError: If the size does not count active parameters, or the law does not count total ones.
+    """
+    size = size_under(active, "active", "sparse_loss")
+    dense = law.loss(ModelSize(size, "total"), tokens)
+    return dense * experts_loss_ratio(active, tokens, experts)
 
 
 def effective_experts(experts: float, start: float, maximum: float) -> float:

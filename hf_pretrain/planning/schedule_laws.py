@@ -9,6 +9,7 @@ S1 is the sum of learning rates so far, S2 a decaying memory of how far they fel
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hf_pretrain.planning.quantities import positive
 from hf_pretrain.utils.errors import UserError
 
 
@@ -29,6 +30,43 @@ def annealing_areas(learning_rates: Sequence[float], decay: float = 0.999) -> tu
         memory = decay * memory + (before - now)
         area += memory
     return float(sum(learning_rates)), area
+
+
+@dataclass(frozen=True)
+class TissueLaw:
+    """L = L0 + A S1^-alpha - C S2 (arXiv 2408.11029) with constants fitted to one model, batch and data set.
+
+    Args:
+        L0 (`float`): Irreducible loss.
+        A (`float`): Of the power of S1.
+        alpha (`float`): Its exponent.
+        C (`float`): What a unit of annealing is worth.
+        decay (`float`, *optional*, defaults to 0.999): lambda of the memory.
+    """
+
+    L0: float
+    A: float
+    alpha: float
+    C: float
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        for name in ("A", "alpha"):
+            positive(name, getattr(self, name))
+        if not 0 <= self.decay < 1:
+            raise UserError(f"decay = {self.decay!r}; a number in [0, 1) is needed.")
+
+    def loss(self, learning_rates: Sequence[float]) -> float:
+        """Loss at the last step.
+
+        Args:
+            learning_rates (`Sequence[float]`): One a step, without warm-up, in the unit of the constants.
+
+        Returns:
+            `float`: Nats a token.
+        """
+        total, area = annealing_areas(learning_rates, self.decay)
+        return self.L0 + self.A * positive("sum of learning_rates", total) ** -self.alpha - self.C * area
 
 
 @dataclass(frozen=True)

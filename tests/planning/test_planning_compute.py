@@ -5,11 +5,13 @@ import pytest
 from hf_pretrain.planning.compute import (
     FLOP_CONVENTIONS,
     attention_flops_per_token,
+    flops_per_token_from_numbers,
+    hardware_flops_per_token,
     model_flops_utilisation,
     training_flops_per_token,
 )
 from hf_pretrain.planning.counting import ModelShape
-from hf_pretrain.planning.hardware import DEVICES, find_device, peak_flops
+from hf_pretrain.planning.hardware import DEVICES, find_device, load_devices, peak_flops
 from hf_pretrain.utils.errors import UserError
 
 
@@ -150,3 +152,70 @@ def test_bad_input():
             training_flops_per_token(TINY, convention=convention)
     with pytest.raises(UserError, match="seq_length = 0"):
         training_flops_per_token(TINY, 0)
+
+
+def test_hardware_flops():
+    """8 N and 16/12 of the attention under full checkpointing; the scores alone under selective."""
+    weights, scores = 6 * 7504658432, 1.2884901888e10
+    assert hardware_flops_per_token(LLAMA_3_8B, 8192, "matmul_full") == weights + scores
+    assert hardware_flops_per_token(LLAMA_3_8B, 8192, "matmul_full", "full") == pytest.approx(
+        8 * 7504658432 + scores * 16 / 12
+    )
+    assert hardware_flops_per_token(LLAMA_3_8B, 8192, "matmul_full", "selective") == weights + scores * 4 / 3
+    assert hardware_flops_per_token(LLAMA_3_8B, convention="matmul", recompute="selective") == weights
+    with pytest.raises(UserError, match="Unknown recompute 'fulll'. Did you mean 'full'"):
+        hardware_flops_per_token(LLAMA_3_8B, 8192, recompute="fulll")
+
+
+def test_flops_from_numbers():
+    assert flops_per_token_from_numbers(540.35e9) == 6 * 540.35e9
+    palm = flops_per_token_from_numbers(540.35e9, 118, 48, 256, 2048, causal=False)
+    assert model_flops_utilisation(238.3e3, palm, 275e12, 6144) == pytest.approx(0.4623, abs=5e-5)
+    assert palm - 6 * 540.35e9 == 2 * (flops_per_token_from_numbers(1, 118, 48, 256, 2048) - 6)
+    with pytest.raises(UserError, match="parameters = 0"):
+        flops_per_token_from_numbers(0)
+
+
+def test_a_convention_moves_the_utilisation():
+    """OLMo-3-7B at 7700 tokens a second and GPU: 34 % with 6 N, about 43 % with attention in full."""
+    size, per_device = 7.3e9, 7700
+    without = model_flops_utilisation(per_device, flops_per_token_from_numbers(size), 989e12)
+    full = model_flops_utilisation(
+        per_device, flops_per_token_from_numbers(size, 32, 32, 128, 8192, causal=False), 989e12
+    )
+    assert without == pytest.approx(0.341, abs=2e-3) and full == pytest.approx(0.44, abs=6e-3)
+
+
+def test_a_table_of_your_own(tmp_path):
+    path = tmp_path / "hardware.yaml"
+    path.write_text(
+        "- {name: H100, bf16_tflops: 800, memory_gb: 64, price_low: 1.5}\n"
+        "- {name: X1, bf16_tflops: 10, memory_gb: 8}\n"
+    )
+    devices = load_devices(path)
+    assert find_device("NVIDIA H100 80GB HBM3", devices).bf16_tflops == 800
+    assert find_device("x1", devices).memory_gb == 8 and find_device("X10", devices) is None
+    assert find_device("NVIDIA A100-SXM4-80GB", devices).bf16_tflops == 312
+    assert find_device("NVIDIA H100 80GB HBM3").bf16_tflops == 989
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- {name: X, bf16_tflop: 3}", "Did you mean 'bf16_tflops'"),
+        ("- {name: X, bf16_tflops: -3, memory_gb: 1}", "bf16_tflops = -3; a positive number"),
+        ("- {name: X, bf16_tflops: yes, memory_gb: 1}", "bf16_tflops = True"),
+        ("- {name: X, bf16_tflops: 3}", "memory_gb is missing for X"),
+        ("- {name: 3, bf16_tflops: 3, memory_gb: 1}", "name = 3; text is needed"),
+        ("- {name: X, pattern: '(', bf16_tflops: 3, memory_gb: 1}", "no regular expression"),
+        ("name: X", "a list of devices is needed"),
+        ("[", "no valid YAML"),
+    ],
+)
+def test_bad_tables(tmp_path, text, message):
+    path = tmp_path / "hardware.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_devices(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        load_devices(tmp_path / "missing.yaml")

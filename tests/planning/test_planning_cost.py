@@ -6,10 +6,12 @@ from hf_pretrain.planning.cost import (
     PUBLISHED_RUNS,
     Cluster,
     cost_of,
+    energy_kwh,
     estimate_run,
     gpu_hours,
     implied_mfu,
 )
+from hf_pretrain.planning.hardware import Device
 from hf_pretrain.utils.errors import UserError
 
 
@@ -84,3 +86,14 @@ def test_bad_input():
         gpu_hours(0, H100, 0.4)
     with pytest.raises(UserError, match="price = -1"):
         cost_of(1.0, -1.0)
+
+
+def test_energy_and_prices_of_your_own():
+    assert energy_kwh(1000, 700) == pytest.approx(840)
+    assert energy_kwh(1000, 700, overhead=0.0) == 700
+    with pytest.raises(UserError, match="watts = 0"):
+        energy_kwh(1000, 0)
+    mine = Device("X", "X", 989, 80, 3.35, price_low=1.5)
+    run = estimate_run(FLOPS, Cluster(64, mine))
+    assert (run.price_low, run.price_high) == (1.5, 1.5)
+    assert Cluster.parse("8xX", [mine]).device is mine

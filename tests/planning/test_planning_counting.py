@@ -86,6 +86,11 @@ SMALL = {
         ("Qwen3", {"head_dim": 16}),
         ("Qwen3", {"head_dim": 16, "attention_bias": True}),
         ("Olmo2", {}),
+        ("Olmo3", {}),
+        ("Phi3", {"pad_token_id": 0}),
+        ("Granite", {}),
+        ("Gemma", {"head_dim": 16}),
+        ("Gemma2", {"head_dim": 16}),
         ("Mixtral", {"num_local_experts": 4}),
         ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
         (

@@ -57,3 +57,10 @@ def test_planning_needs_no_heavy_package():
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy', 'datatrove')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_share_of_fresh_value():
+    """D' / D of science section 1.5."""
+    kept = (1, 0.9841, 0.9585, 0.9314, 0.9045, 0.8280, 0.7814, 0.6614, 0.5956, 0.3792, 0.3511, 0.2717, 0.1636)
+    for epochs, share in zip(EPOCHS, kept, strict=True):
+        assert effective_tokens(epochs * 1e9, 1e9) / (epochs * 1e9) == pytest.approx(share, abs=5.1e-5)

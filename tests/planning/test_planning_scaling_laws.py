@@ -280,7 +280,7 @@ def test_conventions_do_not_mix():
 def test_band_of_laws():
     band = law_band(1e21)
     ratios = [item.tokens_per_parameter for item in band]
-    assert ratios == sorted(ratios) and band[-1].law == "hoffmann_rounded" and len(band) == 6
+    assert ratios == sorted(ratios) and band[-1].law == "minicpm" and len(band) == 8
     assert {item.param_convention for item in band} == {"total"}
     with pytest.raises(UserError, match="param_convention = 'active'"):
         law_band(1e21, "active")
