@@ -9,6 +9,7 @@ Runs:
 - `compute.py`: `training_flops_per_token(config, seq_length, convention)` and `model_flops_utilisation(...)`.
 - `hardware.py`: `peak_flops(device_name)`; `None` for a device that is not in the table; `load_devices(yaml)` puts
   yours before it.
+- `head_memory.py`: `head_memory(tokens, vocab, hidden)`: peak bytes of head and loss: naive, chunked, Liger.
 - `cost.py`: device-hours, days and price on a `Cluster`, with the utilisation that published runs imply.
 - `run_plan.py`: `make_plan(...)` puts all of it together; `hf-pretrain plan` prints it.
 
