@@ -9,12 +9,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install quickstart quickstart-short test test-slow bench quality style card clean help
+.PHONY: install quickstart quickstart-short test test-slow conformance bench quality style card clean help
 
 help:
 	@echo "make quickstart   environment, then the whole recipe $(RECIPE): report and card"
 	@echo "make test         environment, then the fast tests"
 	@echo "make test-slow    the tests that take longer"
+	@echo "make conformance  transformers' own test suite on our models (downloads it)"
 	@echo "make bench        tables of ratios against the stock stack"
 	@echo "make quality      lint and format check;  make style mends them"
 	@echo "make card         model_cards/tiny_cpu.md again, from a fresh run"
@@ -45,6 +46,10 @@ test: install
 
 test-slow: install
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+# transformers' ModelTesterMixin and its tensor-, expert-parallel and FSDP mixins, from its source distribution.
+conformance: install
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/conformance/conformance_strata.py
 
 bench: install
 	@for file in tests/benchmarks/*.py; do echo "== $$file"; HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done

@@ -20,16 +20,13 @@ from torch import nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import (
-    create_causal_mask,
-    create_sliding_window_causal_mask,
-    packed_sequence_mask_function,
-)
+from transformers.masking_utils import create_masks_for_generate, packed_sequence_mask_function
 from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -193,7 +190,6 @@ class StrataPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True  # with grouped_mm; the eager experts loop breaks the graph
-    _keep_in_fp32_modules_strict = ["e_score_correction_bias", "mlp.gate.weight"]
     _can_record_outputs = {
         "router_logits": OutputRecorder(StrataRouter, index=0),
         "router_indices": OutputRecorder(StrataRouter, index=2),
@@ -242,6 +238,10 @@ class StrataModel(StrataPreTrainedModel):
 
     def __init__(self, config: StrataConfig):
         super().__init__(config)
+        if config.num_experts > 0:  # of the model, not the class: names that nothing has would hide a misspelling
+            fp32 = {"mlp.gate.weight": True, "noise_weight": config.router_noise == "gaussian"}
+            fp32["e_score_correction_bias"] = config.router_bias_update_rate is not None
+            self._keep_in_fp32_modules_strict = {name for name, exists in fp32.items() if exists}
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
@@ -258,6 +258,7 @@ class StrataModel(StrataPreTrainedModel):
 
     @merge_with_config_defaults
     @capture_outputs
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -307,7 +308,7 @@ class StrataModel(StrataPreTrainedModel):
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
         collect = self.config.num_experts > 0 and (self.training or bool(kwargs.get("output_router_logits")))
         token_mask = None
-        if attention_mask is not None and attention_mask.shape == inputs_embeds.shape[:2]:
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.shape == inputs_embeds.shape[:2]:
             token_mask = attention_mask.bool()
         statistics = []
         for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
@@ -339,7 +340,7 @@ class StrataModel(StrataPreTrainedModel):
 
         Without mask and cache transformers finds the documents itself, so nothing is done (and nothing synchronised).
         """
-        packable = position_ids is not None and inputs_embeds.shape[1] > 1
+        packable = position_ids is not None and inputs_embeds.shape[1] > 1 and not isinstance(attention_mask, dict)
         if not packable or (attention_mask is None and cache is None and not use_cache):
             return attention_mask, use_cache, None
         if attention_mask is not None and attention_mask.shape != inputs_embeds.shape[:2]:
@@ -366,17 +367,16 @@ class StrataModel(StrataPreTrainedModel):
 
     def _attention_masks(self, inputs_embeds, attention_mask, position_ids, cache, documents) -> dict:
         """One mask per kind of attention in use."""
-        arguments = {
-            "config": self.config,
-            "inputs_embeds": inputs_embeds,
-            "attention_mask": attention_mask,
-            "cache": cache,
-            "position_ids": position_ids,
-        }
-        if documents is not None:
-            arguments["and_mask_function"] = packed_sequence_mask_function(documents)
-        makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
-        return {kind: makers[kind](**arguments) for kind in set(self.config.layer_types)}
+        if isinstance(attention_mask, dict):  # `generate` made them, for a compiled forward with a static cache
+            return attention_mask
+        return create_masks_for_generate(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            cache=cache,
+            position_ids=position_ids,
+            and_mask_function=None if documents is None else packed_sequence_mask_function(documents),
+        )
 
     def _balance_terms(self, statistics: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Load balance and router z from the layers' statistics `(L, G, 2E + 6)`; adds to the counters in training."""
@@ -485,6 +485,7 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
         self.post_init()
 
     @can_return_tuple
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,

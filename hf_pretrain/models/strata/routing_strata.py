@@ -365,9 +365,10 @@ class StrataRouter(nn.Module):
         self.noise_scale = config.router_noise_scale
         if self.noise_scale is None:
             self.noise_scale = 0.01 if config.router_noise == "jitter" else 1.0
-        self.weight = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim))
+        # float32 whatever the dtype of the model; loading keeps it so by `_keep_in_fp32_modules_strict`
+        self.weight = nn.Parameter(torch.empty(self.num_experts, self.hidden_dim, dtype=torch.float32))
         if config.router_noise == "gaussian":
-            self.noise_weight = nn.Parameter(torch.zeros(self.num_experts, self.hidden_dim))
+            self.noise_weight = nn.Parameter(torch.zeros(self.num_experts, self.hidden_dim, dtype=torch.float32))
         if config.router_bias_update_rate is not None:
             self.e_score_correction_bias = nn.Buffer(torch.zeros(self.num_experts, dtype=torch.float32))
         else:
