@@ -1,4 +1,4 @@
-"""Fetches transformers' own test suite for the installed version and makes it importable, without committing any of it.
+"""Fetches transformers' own test suite for the installed version and makes it importable; none of it is committed.
 
 The mixins are in the source distribution on the package registry. pip downloads it and compares it with the hash noted
 here; only the test files at the top of `tests/` are unpacked, with limits. The modules they import that the archive
