@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from hf_pretrain.callbacks.data_ledger import DataLedgerCallback, find_mixture, global_batch
+from hf_pretrain.callbacks.data_ledger import DataLedgerCallback, find_mixture
 from hf_pretrain.utils.errors import UserError
 
 
@@ -111,7 +111,8 @@ class AnnealingMixCallback(DataLedgerCallback):
         else:
             step = round(self.start * state.max_steps)
         self.start_step = step
+        # The sample that the first step of the decay begins with, whatever was left out before it.
+        first = dataset.skips.sample_at(self.samples_after(step, args))
         schedule = dataset.requested_schedule
-        dataset.set_schedule(
-            schedule.with_phase(self.name, step * global_batch(args), self.weights, self.ramp_fraction)
-        )
+        reach = max(schedule.num_samples, len(dataset) + dataset.skips.total)
+        dataset.set_schedule(schedule.with_phase(self.name, first, self.weights, self.ramp_fraction, reach))

@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hf_pretrain.callbacks.log_lines import add_to_line, is_training_line
 from hf_pretrain.data.mixture import MixtureDataset
+from hf_pretrain.data.order import BatchSpan, position_after
 from hf_pretrain.utils.errors import UserError
 
 
@@ -64,6 +65,20 @@ class DataLedgerCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self._dataset: MixtureDataset | None = None
+        # How the run's batches were cut, where a trainer knows of more than one way; else all are as now.
+        self.spans: list[BatchSpan] | None = None
+
+    def samples_after(self, step: int, args: TrainingArguments) -> int:
+        """Counts the samples trained on.
+
+        Args:
+            step (`int`): Optimizer steps made.
+            args (`TrainingArguments`): The arguments.
+
+        Returns:
+            `int`: The position of the next sample.
+        """
+        return step * global_batch(args) if self.spans is None else position_after(self.spans, step)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -97,8 +112,9 @@ class DataLedgerCallback(TrainerCallback):
         """
         if self._dataset is None or not is_training_line(logs):
             return
-        samples = state.global_step * global_batch(args)
-        entries: dict[str, Any] = {"data/phase": self._dataset.schedule.phase_at(max(samples - 1, 0)).name}
+        samples = self.samples_after(state.global_step, args)
+        last = self._dataset.skips.sample_at(max(samples - 1, 0))
+        entries: dict[str, Any] = {"data/phase": self._dataset.schedule.phase_at(last).name}
         for name, counts in self._dataset.consumed(samples).items():
             entries.update({f"data/{name}/{key}": value for key, value in counts.items()})
         add_to_line(logs, state, entries)

@@ -11,6 +11,7 @@ way back, from a step to its documents).
 | `repeats.py` | how many epochs of each source a run takes, and the cap on it |
 | `mixture.py` | `MixtureDataset`, map-style, `__getitem__(i)` pure: any worker, rank, restart gives the same sample |
 | `collator.py` | batches with `position_ids` and no attention mask, so that packed documents never see each other |
+| `skips.py` | samples a run leaves out: position to sample and back |
 | `order.py` | `data_order.json`: all that is needed to build the dataset again |
 | `trace.py` | a step to its samples, a sample to its documents, ids and URLs |
 
@@ -27,4 +28,18 @@ dataset[3]["source_index"], dataset[3]["input_ids"].shape
 
 Order of a run: optimizer step `s` (the update that makes `global_step == s`) holds the samples `[(s - 1) * B, s * B)`,
 where `B` is the global batch in sequences, whatever micro-batch, accumulation and world size it is cut into.
+
+Leaving samples out (going back from a spike and on with other data): what is recorded is
+`skipped: [[start, stop], ...]`, ranges of sample numbers, in `data_order.json` and in every checkpoint's manifest. A
+step then holds the *positions* `[(s - 1) * B, s * B)`; `Skips.sample_at(position)` is the sample, and
+`Skips.position_of(sample)` the way back (`None` for one left out). To leave out the samples of steps `first` to
+`last`, on every process alike and before the next `train()`:
+
+    order = DataOrder.read(record_dir)
+    start, stop = order.samples_of_step(first)[0], order.samples_of_step(last)[-1] + 1
+    trainer.train_dataset.skips = trainer.train_dataset.skips.with_range(start, stop)
+    trainer.train(checkpoint)  # made at or before step `first - 1`
+
+The trainer joins the dataset's ranges with those of the checkpoint and of `data_order.json`, so a later resume leaves
+out the same, and refuses ranges that reach into samples the checkpoint was trained on.
 """

@@ -8,7 +8,7 @@ Use it with a sequential sampler: the order is in the dataset, and shuffling it 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from hf_pretrain.data.permutation import Permutation, derive_seed
 from hf_pretrain.data.repeats import MaxEpochs, OnExcess, SourcePlan, fit_repeats, plan_sources
 from hf_pretrain.data.schedule import MixtureSchedule
+from hf_pretrain.data.skips import Skips
 from hf_pretrain.data.token_source import TokenSource
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
@@ -66,6 +67,8 @@ class MixtureDataset(Dataset):
         max_epochs (`float` or `dict[str, float]`, *optional*): How often a source may be read; 4 by default.
         on_excess (`"refuse"` or `"redistribute"`, *optional*, defaults to `"refuse"`): What to do with a schedule that
             reads a source more often.
+        skipped (`Iterable[Sequence[int]]`, *optional*): `[start, stop]` ranges of samples to leave out. Item `i` is
+            then the i-th sample that lies in none of them.
 
     Raises:
         UserError: If sources share a name or differ in vocabulary, a scheduled source is missing or too short, or a
@@ -82,6 +85,7 @@ class MixtureDataset(Dataset):
         num_samples: int | None = None,
         max_epochs: MaxEpochs | None = None,
         on_excess: OnExcess = "refuse",
+        skipped: Iterable[Sequence[int]] = (),
     ) -> None:
         if isinstance(seq_length, bool) or not isinstance(seq_length, int) or seq_length < 2:
             raise UserError(f"seq_length = {seq_length!r}; allowed are whole numbers from 2 up")
@@ -102,6 +106,7 @@ class MixtureDataset(Dataset):
         self.seed = seed
         self.max_epochs = max_epochs
         self.on_excess = on_excess
+        self.skips = Skips(skipped)
         self.set_schedule(schedule)
         self._num_samples = schedule.num_samples if num_samples is None else num_samples
 
@@ -165,7 +170,8 @@ class MixtureDataset(Dataset):
         """Builds one sample.
 
         Args:
-            index (`int`): Number of the sample.
+            index (`int`): Position of the sample in the run: how many are trained on before it. It is the number of
+                the sample itself where `skips` leaves nothing out.
 
         Returns:
             `dict[str, Any]`: `input_ids`, `labels`, `position_ids` (int64 tensors of shape `[seq_length]`),
@@ -177,21 +183,26 @@ class MixtureDataset(Dataset):
         index = int(index)
         if not 0 <= index < self._num_samples:
             raise IndexError(f"sample {index} of a run of {self._num_samples}")
+        index = self.skips.sample_at(index)
         source, _, window = self.locate(index)
         tokens, starts = self._by_name[self.schedule.sources[source]].window(window, self.seq_length)
         return {**pack_window(tokens, starts), "sample_index": index, "source_index": source}
 
     def consumed(self, index: int) -> dict[str, dict[str, float]]:
-        """Counts what the first samples held.
+        """Counts what the first samples trained on held.
 
         Args:
-            index (`int`): How many samples.
+            index (`int`): How many samples; those that `skips` leaves out are not among them.
 
         Returns:
             `dict[str, dict[str, float]]`: Per source `tokens` (of this run), `share` (of this run), `epochs` (earlier
             stages included).
         """
-        counts = self.schedule.counts(index)
+        end = self.skips.end_after(index)
+        counts = self.schedule.counts(end)
+        for start, stop in self.skips.below(end):
+            first, last = self.schedule.counts(start), self.schedule.counts(stop)
+            counts = {name: count - (last[name] - first[name]) for name, count in counts.items()}
         result = {}
         for name, size in zip(self.schedule.sources, self._windows, strict=True):
             drawn = counts[name] + self.schedule.start_draws.get(name, 0)

@@ -35,7 +35,7 @@ class Phase:
         ramp (`int`, *optional*, defaults to 0): Number of samples over which the weights move linearly from the
             previous phase's to these.
         planned_stop (`int`, *optional*): Where the phase was to end when its order was laid out. A phase that a later
-            change cut short keeps its order up to the cut.
+            change cut short keeps its order up to the cut, and one that became longer goes on with its order again.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Phase:
 
     @property
     def end_of_plan(self) -> int:
-        """Where the laid-out order of the phase ends, at or after `stop`."""
+        """Where the laid-out order of the phase ends."""
         return self.stop if self.planned_stop is None else self.planned_stop
 
 
@@ -230,7 +230,12 @@ class MixtureSchedule:
         return {name: float(total / covered) for name, total in zip(self.sources, totals, strict=True)}
 
     def with_phase(
-        self, name: str, start: int, weights: Mapping[str, float], ramp_fraction: float = 0.0
+        self,
+        name: str,
+        start: int,
+        weights: Mapping[str, float],
+        ramp_fraction: float = 0.0,
+        num_samples: int | None = None,
     ) -> "MixtureSchedule":
         """Changes the mix from one sample on; all samples before it stay what they were.
 
@@ -240,6 +245,8 @@ class MixtureSchedule:
             weights (`Mapping[str, float]`): Its weights; sources not named get 0, new ones join at the end of
                 `sources`.
             ramp_fraction (`float`, *optional*, defaults to 0.0): Share of the phase over which weights move linearly.
+            num_samples (`int`, *optional*): Length of the changed schedule, where samples that are left out make the
+                run reach further; by default that of this one.
 
         Returns:
             `MixtureSchedule`: The changed schedule.
@@ -247,23 +254,24 @@ class MixtureSchedule:
         Raises:
             UserError: If `start` lies outside the run or a weight is wrong.
         """
-        if not 0 <= start < self.num_samples:
+        num_samples = self.num_samples if num_samples is None else num_samples
+        if not 0 <= start < num_samples:
             raise UserError(
-                f"phase {name!r} starts at sample {start}; the run has {self.num_samples}: start "
-                "it earlier or train longer"
+                f"phase {name!r} starts at sample {start}; the run has {num_samples}: start it earlier or train longer"
             )
         if not _is_number(ramp_fraction) or not 0 <= ramp_fraction <= 1:
             raise UserError(f"ramp_fraction = {ramp_fraction!r}; allowed is 0 to 1")
         kept = []
         for phase in self.phases:
-            if phase.stop <= start:
+            is_cut = phase.stop > start or phase is self.phases[-1]
+            if not is_cut or phase.stop == start:
                 kept.append(phase)
             elif phase.start < start:
                 kept.append(Phase(phase.name, phase.start, start, phase.weights, phase.ramp, phase.end_of_plan))
-        ramp = round(ramp_fraction * (self.num_samples - start)) if kept else 0
+        ramp = round(ramp_fraction * (num_samples - start)) if kept else 0
         return MixtureSchedule(
             list(dict.fromkeys([*self.sources, *weights])),
-            [*kept, Phase(name, start, self.num_samples, dict(weights), ramp)],
+            [*kept, Phase(name, start, num_samples, dict(weights), ramp)],
             self.start_draws,
         )
 
@@ -405,8 +413,11 @@ class MixtureSchedule:
                 if position < phase.stop:
                     yield number, position, min(end, phase.stop), end - position, mixed
                 position = end
-            if position < phase.stop:
-                yield number, position, phase.stop, phase.end_of_plan - position, shares
+            length = phase.end_of_plan - position
+            length = length if length > 0 else phase.stop - position
+            while position < phase.stop:
+                yield number, position, min(position + length, phase.stop), length, shares
+                position += length
 
     def _lay_out(self) -> list[_Segment]:
         segments: list[_Segment] = []

@@ -87,10 +87,9 @@ def trace_step(folder: str | Path, step: int) -> list[SampleTrace]:
         UserError: If the step lies outside the run, or its sources are gone or changed.
     """
     order = DataOrder.read(folder)
-    samples = order.samples_of_step(step)
-    if samples.stop > order.num_samples:
+    if order.positions_of_step(step).stop > order.num_samples:
         raise UserError(
             f"step = {step}; this run plans {order.num_samples} samples, which end before it: ask for an earlier step"
         )
     dataset = order.build()
-    return [trace_sample(dataset, index, row) for row, index in enumerate(samples)]
+    return [trace_sample(dataset, index, row) for row, index in enumerate(order.samples_of_step(step))]

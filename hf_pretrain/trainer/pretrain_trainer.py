@@ -21,11 +21,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
+from hf_pretrain.callbacks.data_ledger import DataLedgerCallback
 from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
 from hf_pretrain.callbacks.preemption import PreemptionCallback
 from hf_pretrain.data.collator import PretrainDataCollator
 from hf_pretrain.data.mixture import MixtureDataset
-from hf_pretrain.data.order import ORDER_FILE, DataOrder
+from hf_pretrain.data.order import ORDER_FILE, BatchSpan, DataOrder
 from hf_pretrain.evaluation.byte_lengths import token_byte_lengths
 from hf_pretrain.optim.param_groups import parameter_groups
 from hf_pretrain.optim.schedules import lr_lambda
@@ -41,6 +42,7 @@ from hf_pretrain.trainer.checkpoint import (
     why_incomplete,
 )
 from hf_pretrain.trainer.checks import check_dataset, check_precision, check_settings, settings_of
+from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.held_out import HeldOutTotals
 from hf_pretrain.trainer.loaders import RankSlice, SampleRange, make_loader
@@ -159,6 +161,7 @@ class PretrainTrainer(Trainer):
         self._empty_in_a_row = 0
         self._step_is_empty = False
         self._resume_step = 0
+        self._data_state = DataState(self._batch_cut())
         self._run_id = ""
         self._log_is_open = False
         self._byte_lengths: torch.Tensor | None = None
@@ -183,6 +186,12 @@ class PretrainTrainer(Trainer):
         self._resume_step = 0 if checkpoint is None else (checkpoint_step(checkpoint) or 0)
         manifest = {} if checkpoint is None else (read_manifest(checkpoint) or {})
         check_settings(self.args, manifest.get("settings", {}), checkpoint)
+        self._data_state = DataState(self._batch_cut(), manifest, self._resume_step)
+        if isinstance(self.train_dataset, MixtureDataset):
+            self._data_state.apply(self.train_dataset, self._record_dir)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, DataLedgerCallback):
+                callback.spans = self._data_state.spans
         self._run_id = manifest.get("run_id") or self._shared_run_id()
         self.num_empty_steps = manifest.get("num_empty_steps", 0)
         self._empty_in_a_row = 0
@@ -238,6 +247,13 @@ class PretrainTrainer(Trainer):
         parameters = self.accelerator.unwrap_model(self.model).parameters()
         return sum(3 * parameter.numel() * parameter.element_size() for parameter in parameters)
 
+    @property
+    def _record_dir(self) -> Path:
+        return Path(self.args.record_dir or self.args.output_dir)
+
+    def _batch_cut(self) -> BatchSpan:
+        return BatchSpan(0, 0, self.args.sequences_per_step, self.args.world_size, self.args.train_batch_size)
+
     def write_data_order(self) -> None:
         """Writes `data_order.json`, joined with that of the run it goes on from.
 
@@ -247,8 +263,9 @@ class PretrainTrainer(Trainer):
         dataset = self.train_dataset
         if not isinstance(dataset, MixtureDataset):
             return
-        order = DataOrder.of(dataset, self.args.sequences_per_step)
-        folder = Path(self.args.record_dir or self.args.output_dir)
+        cut = self._batch_cut()
+        order = DataOrder.of(dataset, cut.global_batch, cut.world_size, cut.micro_batch)
+        folder = self._record_dir
         if self._resume_step and (folder / ORDER_FILE).is_file():
             order = DataOrder.read(folder).continued_by(order, self._resume_step)
         if self.args.should_save:
@@ -268,7 +285,7 @@ class PretrainTrainer(Trainer):
         dataset = self.train_dataset
         if not isinstance(dataset, MixtureDataset):
             return super().get_train_dataloader()
-        start = self._resume_step * self.args.sequences_per_step
+        start = self._data_state.samples_after(self._resume_step)
         collator = self.data_collator
         if type(collator) is PretrainDataCollator:
             collator = PretrainDataCollator(count_targets=True)
@@ -504,7 +521,7 @@ class PretrainTrainer(Trainer):
                 publish_checkpoint(
                     target,
                     self._run_id,
-                    samples=self.state.global_step * self.args.sequences_per_step,
+                    **self._data_state.to_json(self.train_dataset, self.state.global_step),
                     settings=settings_of(self.args),
                     num_empty_steps=self.num_empty_steps,
                 )

@@ -58,9 +58,9 @@ def test_another_batch_size_after_a_resume_keeps_the_earlier_steps(tmp_path):
     _, order = build(tmp_path)
     _, later = build(tmp_path, global_batch=6)
     joined = order.continued_by(later, step=5)
-    assert joined.samples_of_step(5) == range(16, 20)
-    assert joined.samples_of_step(6) == range(20, 26)
-    assert joined.samples_of_step(7) == range(26, 32)
+    assert joined.samples_of_step(5) == list(range(16, 20))
+    assert joined.samples_of_step(6) == list(range(20, 26))
+    assert joined.samples_of_step(7) == list(range(26, 32))
     again = joined.continued_by(later, step=7)
     assert again.batches == joined.batches
 

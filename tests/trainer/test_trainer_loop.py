@@ -139,7 +139,7 @@ def test_log_and_data_order_are_on_disk(tmp_path):
     assert [line["epoch"] for line in lines[:4]] == [0.25, 0.5, 0.75, 1.0]
     order = DataOrder.read(tmp_path)
     assert order.schedule == run.train_dataset.schedule
-    assert order.samples_of_step(3) == range(2 * BATCH, 3 * BATCH)
+    assert order.samples_of_step(3) == list(range(2 * BATCH, 3 * BATCH))
 
 
 def test_a_resumed_run_must_be_the_same_run(tmp_path):
