@@ -12,6 +12,7 @@ way back, from a step to its documents).
 | `mixture.py` | `MixtureDataset`, map-style, `__getitem__(i)` pure: any worker, rank, restart gives the same sample |
 | `collator.py` | batches with `position_ids` and no attention mask, so that packed documents never see each other |
 | `skips.py` | samples a run leaves out: position to sample and back |
+| `continuation.py` | a run that becomes longer or changes its mix on the way |
 | `order.py` | `data_order.json`: all that is needed to build the dataset again |
 | `trace.py` | a step to its samples, a sample to its documents, ids and URLs |
 

@@ -107,6 +107,8 @@ class MixtureDataset(Dataset):
         self.max_epochs = max_epochs
         self.on_excess = on_excess
         self.skips = Skips(skipped)
+        # Samples already trained on, whose shares must stay when a changed schedule is fitted to the caps.
+        self.fixed_samples = 0
         self.set_schedule(schedule)
         self._num_samples = schedule.num_samples if num_samples is None else num_samples
 
@@ -137,7 +139,9 @@ class MixtureDataset(Dataset):
                 raise UserError(f"mixture: {unknown_name_message('source', name, self._by_name)}")
         windows = {name: self._by_name[name].num_windows(self.seq_length) for name in schedule.sources}
         self._requested = schedule
-        self.schedule = fit_repeats(schedule, windows, self.seq_length, self.max_epochs, self.on_excess)
+        self.schedule = fit_repeats(
+            schedule, windows, self.seq_length, self.max_epochs, self.on_excess, self.fixed_samples
+        )
         self._windows = [windows[name] for name in self.schedule.sources]
 
     def plan(self) -> list[SourcePlan]:

@@ -268,7 +268,8 @@ class DataOrder:
             raise UserError(
                 f"the mixture changed for samples that were already read (step {step}, "
                 f"{consumed} samples); change weights "
-                "only for phases that begin later, or start a new run folder"
+                "only for phases that begin later, say that the change is meant with resume_changes: [mixture], or "
+                "start a new run folder"
             )
         return replace(new, batches=join_spans(self.batches if consumed else [], new.batches[-1], step))
 

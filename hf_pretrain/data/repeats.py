@@ -117,6 +117,7 @@ def fit_repeats(
     seq_length: int,
     max_epochs: MaxEpochs | None = None,
     on_excess: OnExcess = "refuse",
+    fixed_samples: int = 0,
 ) -> MixtureSchedule:
     """Makes sure no source is read more often than its cap.
 
@@ -127,6 +128,8 @@ def fit_repeats(
         max_epochs (`float` or `Mapping[str, float]`, *optional*): The caps; 4 by default.
         on_excess (`"refuse"` or `"redistribute"`, *optional*, defaults to `"refuse"`): What to do with a plan that
             goes over.
+        fixed_samples (`int`, *optional*, defaults to 0): Phases that end at or before this sample keep their shares,
+            for they were trained on already.
 
     Returns:
         `MixtureSchedule`: The schedule itself, or one with the excess moved to the other sources.
@@ -162,7 +165,7 @@ def fit_repeats(
             "max_epochs, or set on_excess: "
             "redistribute"
         )
-    fitted = _redistribute(schedule, room)
+    fitted = _redistribute(schedule, room, fixed_samples)
     if fitted is None:
         raise UserError(
             f"the sources cannot fill {schedule.num_samples * seq_length:,} tokens within their caps of max_epochs: "
@@ -188,7 +191,7 @@ def _longest(schedule: MixtureSchedule, room: Mapping[str, int], seq_length: int
     return low * seq_length
 
 
-def _redistribute(schedule: MixtureSchedule, room: Mapping[str, int]) -> MixtureSchedule | None:
+def _redistribute(schedule: MixtureSchedule, room: Mapping[str, int], fixed: int) -> MixtureSchedule | None:
     factors = dict.fromkeys(schedule.sources, 1.0)
     fitted = schedule
     # Every round lowers the sources that are over; what they lose can push others over, so it takes some rounds.
@@ -199,7 +202,8 @@ def _redistribute(schedule: MixtureSchedule, room: Mapping[str, int]) -> Mixture
             return fitted
         for name in over:
             factors[name] *= max(room[name] - 0.5, 0.0) / counts[name]
-        if any(not any(phase.weights[name] * factors[name] for name in phase.weights) for phase in schedule.phases):
+        free = [phase for phase in schedule.phases if phase.stop > fixed]
+        if any(not any(phase.weights[name] * factors[name] for name in phase.weights) for phase in free):
             return None
-        fitted = schedule.scaled(factors)
+        fitted = schedule.scaled(factors, fixed)
     return None

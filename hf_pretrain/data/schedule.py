@@ -275,11 +275,37 @@ class MixtureSchedule:
             self.start_draws,
         )
 
-    def scaled(self, factors: Mapping[str, float]) -> "MixtureSchedule":
+    def same_mix_until(self, other: "MixtureSchedule", stop: int) -> bool:
+        """Tells whether two schedules have the same weights up to a point, though perhaps another order.
+
+        Args:
+            other (`MixtureSchedule`): The other schedule.
+            stop (`int`): How many samples are compared.
+
+        Returns:
+            `bool`: Whether the weights, and the draws before the run, are the same.
+        """
+
+        def mixes(schedule: "MixtureSchedule") -> list[tuple[int, dict[str, Fraction]]]:
+            found: list[tuple[int, dict[str, Fraction]]] = []
+            for segment in schedule._segments:
+                if segment.start < stop:
+                    named = zip(schedule.sources, segment.shares, strict=True)
+                    mix = {name: share for name, share in named if share}
+                    if not found or found[-1][1] != mix:
+                        found.append((segment.start, mix))
+            return found
+
+        drawn = {name for schedule in (self, other) for name, count in schedule.counts(stop).items() if count}
+        starts = all(self.start_draws.get(name, 0) == other.start_draws.get(name, 0) for name in drawn)
+        return starts and mixes(self) == mixes(other)
+
+    def scaled(self, factors: Mapping[str, float], start: int = 0) -> "MixtureSchedule":
         """Multiplies the weights of some sources in every phase; the others take the difference in proportion.
 
         Args:
             factors (`Mapping[str, float]`): A factor per source; 1 where none is given.
+            start (`int`, *optional*, defaults to 0): Phases that end at or before this sample stay as they are.
 
         Returns:
             `MixtureSchedule`: The changed schedule.
@@ -293,6 +319,8 @@ class MixtureSchedule:
                 phase.ramp,
                 phase.planned_stop,
             )
+            if phase.stop > start
+            else phase
             for phase in self.phases
         ]
         return MixtureSchedule(self.sources, phases, self.start_draws)

@@ -10,6 +10,8 @@ Trainer).
 | `pretrain_trainer.py` | `PretrainTrainer(Trainer)`: order, schedule, held-out loss by tokens, records |
 | `default_callbacks.py` | the callbacks a configuration asks for |
 | `checkpoint.py` | atomic checkpoints with a manifest, the newest complete one, rotation |
+| `resume_rules.py` | what a resumed run must share, what may change, a second warm-up |
+| `data_state.py` | the place in the data, in samples, and how it goes on when the run changes |
 | `loaders.py` | data loaders that start at any sample and use no random numbers |
 | `run_log.py` | `log.jsonl` |
 | `stages.py` | the model and the moments a stage starts from |

@@ -1,9 +1,6 @@
-"""What is checked before the first step: dataset and arguments agree, weights are fp32, a resumed run is the same
-run."""
+"""What is checked before the first step: dataset and arguments agree, weights are fp32."""
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,66 +12,12 @@ from hf_pretrain.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# What a resumed run must share with the run it goes on from; another value is an explicit choice (`resume_changes`).
-SETTINGS = (
-    "learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "max_steps",
-    "schedule",
-    "warmup_steps",
-    "warmup_fraction",
-    "decay_fraction",
-    "decay_shape",
-    "min_lr_ratio",
-    "z_loss_coef",
-    "seq_length",
-    "sequences_per_step",
-    "seed",
-)
-
 # Arguments of transformers that have one right value here.
 NEEDED = (
     ("ignore_data_skip", True, "the sampler itself starts at the right sample, and skipping would skip twice"),
     ("remove_unused_columns", False, "position_ids keep packed documents apart and must reach the model"),
     ("restore_callback_states_from_checkpoint", True, "the spike detector and the token count go on where they were"),
 )
-
-
-def settings_of(args: PretrainConfig) -> dict[str, Any]:
-    """Collects the settings that a resumed run must share.
-
-    Args:
-        args (`PretrainConfig`): The arguments.
-
-    Returns:
-        `dict[str, Any]`: Plain JSON data.
-    """
-    return {name: getattr(args, name) for name in SETTINGS}
-
-
-def check_settings(args: PretrainConfig, saved: Mapping[str, Any], checkpoint: Path | None) -> None:
-    """Makes sure that a run goes on as it was begun.
-
-    Args:
-        args (`PretrainConfig`): The arguments now.
-        saved (`Mapping[str, Any]`): The settings in the checkpoint's manifest.
-        checkpoint (`Path`, *optional*): The checkpoint, for the message.
-
-    Raises:
-        UserError: If a setting differs that `resume_changes` does not name.
-    """
-    current = settings_of(args)
-    for name, value in saved.items():
-        if name in current and current[name] != value and name not in args.resume_changes:
-            raise UserError(
-                f"{name} = {current[name]!r}; {checkpoint} was trained with {value!r}: restore "
-                "it, or say that the change is "
-                f"meant with resume_changes: [{name}]"
-            )
 
 
 def check_dataset(dataset: Any, args: PretrainConfig) -> None:

@@ -99,8 +99,12 @@ class PretrainConfig(TrainingArguments):
         extend_context (`dict`, *optional*):
             Options of `extend_context` for the model a stage starts from, e.g. `{rope_type: yarn, factor: 4}`.
         resume_changes (`list[str]`, *optional*, defaults to `[]`):
-            Names of settings that may differ from those of the checkpoint a run goes on from, e.g. `[learning_rate]`.
-            Any other difference is an error.
+            Names of settings that may differ from those of the checkpoint a run goes on from, e.g. `[learning_rate]`,
+            or `[mixture]` for other weights from there on. Any other difference is an error, but for the length of a
+            `"wsd"` run that has not begun its decay.
+        rewarm_steps (`int`, *optional*):
+            Updates over which the learning rate climbs back to its schedule, where a `"wsd"` run is made longer from
+            inside its decay.
         record_dir (`str`, *optional*):
             Folder of `log.jsonl` and `data_order.json`; by default `output_dir`.
         obey_signals (`bool`, *optional*, defaults to `True`):
@@ -145,6 +149,7 @@ class PretrainConfig(TrainingArguments):
     continue_optimizer: bool = field(default=False, metadata={"help": "Take over the previous stage's moments."})
     extend_context: dict[str, Any] | None = field(default=None, metadata={"help": "Options of extend_context."})
     resume_changes: list[str] = field(default_factory=list, metadata={"help": "Settings that may differ on resume."})
+    rewarm_steps: int | None = field(default=None, metadata={"help": "Second warm-up of a run made longer."})
     record_dir: str | None = field(default=None, metadata={"help": "Folder of log.jsonl and data_order.json."})
     obey_signals: bool = field(default=True, metadata={"help": "SIGTERM, SIGUSR1 and SIGINT save and stop."})
 
@@ -241,7 +246,7 @@ class PretrainConfig(TrainingArguments):
             if not fits:
                 raise UserError(f"{name} = {getattr(self, name)!r}; {allowed}")
 
-        for name in ("train_tokens", "global_batch_size", "empty_step_limit", "max_eval_windows"):
+        for name in ("train_tokens", "global_batch_size", "empty_step_limit", "max_eval_windows", "rewarm_steps"):
             value = getattr(self, name)
             need(name, value is None or value >= 1, "allowed are whole numbers from 1 up")
         need("seq_length", self.seq_length >= 2, "allowed are whole numbers from 2 up")

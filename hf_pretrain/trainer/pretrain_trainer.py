@@ -41,12 +41,21 @@ from hf_pretrain.trainer.checkpoint import (
     staging_folder,
     why_incomplete,
 )
-from hf_pretrain.trainer.checks import check_dataset, check_precision, check_settings, settings_of
+from hf_pretrain.trainer.checks import check_dataset, check_precision
 from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.held_out import HeldOutTotals
 from hf_pretrain.trainer.loaders import RankSlice, SampleRange, make_loader
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
+from hf_pretrain.trainer.resume_rules import (
+    MIXTURE,
+    ResumeChoice,
+    apply_choice,
+    choose_resume,
+    group_settings,
+    lr_with_rewarm,
+    settings_of,
+)
 from hf_pretrain.trainer.run_log import RunLog
 from hf_pretrain.trainer.stages import load_moments, load_strictly
 from hf_pretrain.utils.errors import UserError
@@ -162,6 +171,8 @@ class PretrainTrainer(Trainer):
         self._step_is_empty = False
         self._resume_step = 0
         self._data_state = DataState(self._batch_cut())
+        self._given_mixture = getattr(train_dataset, "requested_schedule", None)
+        self._choice = ResumeChoice()
         self._run_id = ""
         self._log_is_open = False
         self._byte_lengths: torch.Tensor | None = None
@@ -185,10 +196,11 @@ class PretrainTrainer(Trainer):
         checkpoint = self._resolve_checkpoint(resume_from_checkpoint)
         self._resume_step = 0 if checkpoint is None else (checkpoint_step(checkpoint) or 0)
         manifest = {} if checkpoint is None else (read_manifest(checkpoint) or {})
-        check_settings(self.args, manifest.get("settings", {}), checkpoint)
-        self._data_state = DataState(self._batch_cut(), manifest, self._resume_step)
+        self._choice = choose_resume(self.args, manifest, checkpoint, self._resume_step)
+        self._data_state = DataState(self._batch_cut(), manifest, self._resume_step, self._given_mixture)
         if isinstance(self.train_dataset, MixtureDataset):
-            self._data_state.apply(self.train_dataset, self._record_dir)
+            self._data_state.apply(self.train_dataset, self._record_dir, MIXTURE in self.args.resume_changes)
+            self._data_state.check_length(self.train_dataset, self.args.max_steps)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, DataLedgerCallback):
                 callback.spans = self._data_state.spans
@@ -407,7 +419,7 @@ class PretrainTrainer(Trainer):
             UserError: If warm-up and decay do not fit into the run.
         """
         if self.lr_scheduler is None:
-            factor = lr_lambda(**self.args.schedule_options(num_training_steps))
+            factor = lr_with_rewarm(lr_lambda(**self.args.schedule_options(num_training_steps)), self._choice.rewarm)
             self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, factor)
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -523,6 +535,7 @@ class PretrainTrainer(Trainer):
                     self._run_id,
                     **self._data_state.to_json(self.train_dataset, self.state.global_step),
                     settings=settings_of(self.args),
+                    rewarm=None if self._choice.rewarm is None else vars(self._choice.rewarm),
                     num_empty_steps=self.num_empty_steps,
                 )
         except BaseException:
@@ -550,6 +563,11 @@ class PretrainTrainer(Trainer):
             else:
                 states[name] = [states[name], state]
         self.state.stateful_callbacks = states
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        fresh = group_settings(self.optimizer)
+        super()._load_optimizer_and_scheduler(checkpoint)
+        apply_choice(self._choice, self.optimizer, self.lr_scheduler, fresh)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled or not load_strictly(self.model, resume_from_checkpoint):
