@@ -12,6 +12,8 @@ Runs:
 - `head_memory.py`: `head_memory(tokens, vocab, hidden)`: peak bytes of head and loss: naive, chunked, Liger.
 - `cost.py`: device-hours, days and price on a `Cluster`, with the utilisation that published runs imply.
 - `advice.py`: tie, sparsify, repeat, continue, warm up, decay: each choice with its rule, numbers and source.
+- `activations.py`, `memory.py`: `estimate_memory(config, seq_length, micro_batch, ...)`, what a device holds at the
+  peak of a step; `parallelism.py`: degrees, what they divide, what is sent.
 - `run_plan.py`: `make_plan(...)` puts all of it together; `hf-pretrain plan` prints it.
 
 Laws:
