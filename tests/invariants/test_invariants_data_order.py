@@ -33,9 +33,8 @@ class _WithNumbers(PretrainDataCollator):
 
 
 def make(folder, steps=6, **options):
-    return trainer(
-        folder, steps=steps, save_strategy="steps", save_steps=1, save_total_limit=20, decay_fraction=0.5, **options
-    )
+    defaults = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 20, "decay_fraction": 0.5}
+    return trainer(folder, steps=steps, **{**defaults, **options})
 
 
 def block(step):
@@ -76,7 +75,7 @@ def test_samples_already_trained_on_cannot_be_left_out(tmp_path):
 
 
 def test_another_global_batch_goes_on_at_the_next_sample(tmp_path):
-    make(tmp_path).train()
+    make(tmp_path, decay_fraction=0.0).train()
     changed = {"resume_changes": ["sequences_per_step", "max_steps"]}
     run = trainer(
         tmp_path,
@@ -89,7 +88,7 @@ def test_another_global_batch_goes_on_at_the_next_sample(tmp_path):
         save_steps=1,
         save_total_limit=20,
         per_device_train_batch_size=2,
-        decay_fraction=0.5,
+        decay_fraction=0.0,
         **changed,
     )
     seen = Recorder(run)
@@ -111,7 +110,7 @@ def test_another_global_batch_goes_on_at_the_next_sample(tmp_path):
         global_batch_size=4,
         save_strategy="no",
         per_device_train_batch_size=4,
-        decay_fraction=0.5,
+        decay_fraction=0.0,
     )
     seen = Recorder(again)
     again.train(str(tmp_path / "checkpoint-7"))
