@@ -362,6 +362,7 @@ class StrataRouter(nn.Module):
         self.num_experts = config.num_experts
         self.top_k = config.num_experts_per_tok
         self.hidden_dim = config.hidden_size
+        self.balances = bool(config.router_aux_loss_coef or config.router_z_loss_coef or config.output_router_logits)
         self.noise_scale = config.router_noise_scale
         if self.noise_scale is None:
             self.noise_scale = 0.01 if config.router_noise == "jitter" else 1.0
@@ -427,9 +428,11 @@ class StrataRouter(nn.Module):
                 weights = weights * kept
             statistics = None
             if collect:
-                statistics = self._statistics(
-                    logits, scores, selection_share, demanded, dropped, overflow, token_mask, target_mask, num_groups
-                )
+                # Without a balance term the statistics are only counted: no graph, nothing kept for backward.
+                with torch.set_grad_enabled(torch.is_grad_enabled() and self.balances):
+                    statistics = self._statistics(
+                        logits, scores, selection_share, demanded, dropped, overflow, token_mask, target_mask, num_groups
+                    )
         return Routing(logits, weights.to(hidden_states.dtype), indices, statistics)
 
     def _add_noise(self, inputs: torch.Tensor, logits: torch.Tensor, scores: torch.Tensor):
