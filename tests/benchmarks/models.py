@@ -7,7 +7,7 @@ that trains. Strata runs as it does by default on this machine.
 
 * "plain": no balance term, no bias, no capacity, no noise (the counters run, as they always do in training).
 * "routed": capacity 1.25 by position, loss-free bias with its update, load-balance and router z-loss.
-* Memory: the largest sum of what torch allocated and had not freed, from the profiler's stream of allocations, over one
+* Memory: the largest sum of what torch allocated and had not freed, from the profiler's allocations, over one
   forward and backward from no gradients; parameters are there before and do not count.
 * Statistics: what collecting the router statistics adds to a step, timed by turning it off for every other call.
 
@@ -34,7 +34,7 @@ from hf_pretrain.models.strata.modeling_strata import StrataForCausalLM  # noqa:
 
 
 SHAPE = {
-    "vocab_size": 4096,
+    "vocab_size": 1024,  # the head is 8% of the products of a token, as at a billion active parameters
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 4,

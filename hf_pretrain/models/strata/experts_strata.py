@@ -17,13 +17,14 @@ from transformers.integrations import use_experts_implementation
 from .configuration_strata import StrataConfig
 
 
-def _activation_backward(act_fn: Callable, inputs: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Gradient through an activation at `inputs`."""
+def _activation_backward(act_fn: Callable, inputs: torch.Tensor, gradient: torch.Tensor, out: torch.Tensor) -> None:
+    """Gradient through an activation at `inputs`, written to `out`."""
     if type(act_fn) is nn.SiLU:
-        return torch.ops.aten.silu_backward(gradient, inputs)
+        torch.ops.aten.silu_backward(gradient, inputs, grad_input=out)
+        return
     with torch.enable_grad():
         leaf = inputs.detach().requires_grad_()
-        return torch.autograd.grad(act_fn(leaf), leaf, gradient)[0]
+        out.copy_(torch.autograd.grad(act_fn(leaf), leaf, gradient)[0])
 
 
 class _SortedExperts(torch.autograd.Function):
@@ -82,7 +83,7 @@ class _SortedExperts(torch.autograd.Function):
                 projected_grad = torch.empty_like(projected[rows])
                 gate_grad, up_grad = projected_grad.chunk(2, dim=-1)
                 torch.mul(inner_grad, activated, out=up_grad)
-                gate_grad.copy_(_activation_backward(ctx.act_fn, gate, inner_grad.mul_(up)))
+                _activation_backward(ctx.act_fn, gate, inner_grad.mul_(up), out=gate_grad)
                 if gate_up_grad is not None:
                     inputs = hidden_states.index_select(0, tokens[rows])
                     torch.mm(projected_grad.t(), inputs, out=gate_up_grad[expert])

@@ -431,7 +431,15 @@ class StrataRouter(nn.Module):
                 # Without a balance term the statistics are only counted: no graph, nothing kept for backward.
                 with torch.set_grad_enabled(torch.is_grad_enabled() and self.balances):
                     statistics = self._statistics(
-                        logits, scores, selection_share, demanded, dropped, overflow, token_mask, target_mask, num_groups
+                        logits,
+                        scores,
+                        selection_share,
+                        demanded,
+                        dropped,
+                        overflow,
+                        token_mask,
+                        target_mask,
+                        num_groups,
                     )
         return Routing(logits, weights.to(hidden_states.dtype), indices, statistics)
 
