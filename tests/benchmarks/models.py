@@ -2,8 +2,8 @@
 
 One thread, one process, fp32. Both models get the same batch; each repetition times both, one after the other and in
 turning order, so that a busy machine slows both alike; time is the process's own on the processor. The figure is the
-median of the ratios of the repetitions. The stock mixture of experts runs `grouped_mm`, without its balance loss (output_router_logits off): nothing but the work
-that trains. Strata runs as it does by default on this machine.
+median of the ratios of the repetitions. The stock mixture of experts runs `grouped_mm`, without its balance loss
+(output_router_logits off). Strata runs as it does by default on this machine.
 
 * "plain": no balance term, no bias, no capacity, no noise (the counters run, as they always do in training).
 * "routed": capacity 1.25 by position, loss-free bias with its update, load-balance and router z-loss.

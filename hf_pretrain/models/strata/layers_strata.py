@@ -89,7 +89,7 @@ def eager_attention_forward(
 
 
 class _RMSNormOnCPU(torch.autograd.Function):
-    """RMSNorm of float32 with its backward written out: a third of the passes over memory that autograd makes of it."""
+    """RMSNorm of float32 with its backward written out: a third of the passes over memory that autograd makes."""
 
     @staticmethod
     def forward(ctx, inputs, weight, eps):
