@@ -7,6 +7,7 @@ Files, in reading order:
 * `modeling_strata.py` - decoder layer, `StrataModel`, `StrataForCausalLM`.
 * `routing_strata.py` - scores, balance terms, bias, capacity, noise as pure functions; `StrataRouter`.
 * `experts_strata.py` - the fused bank of experts.
+* `parallel_strata.py` - a parallel style and the loss at a sharded head, for tensor parallelism and FSDP2.
 * `context_strata.py` - `extend_context`: a longer context by YaRN and others.
 * `counting_strata.py` - total, active and matrix-product parameters.
 

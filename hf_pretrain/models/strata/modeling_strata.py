@@ -34,6 +34,7 @@ from .configuration_strata import StrataConfig
 from .counting_strata import ParameterCounts, count_parameters
 from .experts_strata import StrataExperts
 from .layers_strata import StrataAttention, StrataMLP, StrataRMSNorm, StrataRotaryEmbedding
+from .parallel_strata import loss_at_head
 from .routing_strata import StrataRouter, load_balance_loss, unpack_statistics, updated_router_bias
 
 
@@ -545,14 +546,18 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
         softcap = self.config.final_logit_softcapping
         logits = loss = None
         if fused:
-            loss = loss_function(
-                hidden_states=hidden_states,
-                lm_head_weight=self.lm_head.weight,
-                labels=labels,
-                vocab_size=self.vocab_size,
-                num_items_in_batch=num_items_in_batch,
-                logit_softcap=softcap,
-                **kwargs,
+            loss = loss_at_head(
+                self.lm_head,
+                hidden_states,
+                lambda hidden_states, weight: loss_function(
+                    hidden_states=hidden_states,
+                    lm_head_weight=weight,
+                    labels=labels,
+                    vocab_size=self.vocab_size,
+                    num_items_in_batch=num_items_in_batch,
+                    logit_softcap=softcap,
+                    **kwargs,
+                ),
             )
         else:
             logits = self.lm_head(slice_logits_to_keep(hidden_states, logits_to_keep))
