@@ -1,7 +1,7 @@
 """One process of a two-process gloo run under tensor, expert or fully sharded parallelism; see the test beside it.
 
-Usage: `python sharded_training_worker.py FOLDER RANK WORLD CASE...`. With WORLD 1 it writes what one process gives. Each
-case saves loss, logits, full gradients and full weights after optimizer steps to `FOLDER/<case>.<world>.<rank>.pt`.
+Usage: `python sharded_training_worker.py FOLDER RANK WORLD CASE...`. With WORLD 1 it writes what one process gives.
+Each case saves loss, logits, full gradients, and full weights after the steps, to `FOLDER/<case>.<world>.<rank>.pt`.
 """
 
 import os

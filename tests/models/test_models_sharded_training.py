@@ -86,7 +86,11 @@ def _assert_equal(folder, case, world):
         for kind in ("gradients", "weights"):
             for name, value in one[kind].items():
                 torch.testing.assert_close(
-                    part[kind][name], value, atol=1e-5, rtol=0, msg=lambda text, name=name: f"{kind} {name}: {text}"
+                    part[kind][name],
+                    value,
+                    atol=1e-5,
+                    rtol=0,
+                    msg=lambda text, name=name, kind=kind: f"{kind} {name}: {text}",
                 )
         if "metrics" in one:
             assert part["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
