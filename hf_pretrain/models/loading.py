@@ -4,6 +4,7 @@
 a warning. Here both are a `UserError`. Strata is known here, for importing this file imports its room.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.configuration_utils import PreTrainedConfig
 
 from hf_pretrain.utils.errors import UserError, one_line
 
+
+logger = logging.getLogger(__name__)
 
 # What transformers, safetensors and the Hub raise at a missing, damaged or foreign file.
 _FAULTS = (
@@ -41,7 +45,7 @@ def load_causal_lm(path: str | Path, what: str, dtype: torch.dtype = torch.float
         `PreTrainedModel`: The model.
 
     Raises:
-        UserError: If there is no model, a file is damaged, or tensors are missing or of another shape.
+        UserError: If there is no model, a file is damaged, or tensors are missing, left over or of another shape.
     """
     if isinstance(path, Path) and not (path / "config.json").is_file():
         raise UserError(f"{what}; no model can be loaded from {path}, it holds no config.json: name a model's folder.")
@@ -57,6 +61,16 @@ def load_causal_lm(path: str | Path, what: str, dtype: torch.dtype = torch.float
             f"{what}; the weights in {path} lack {len(missing)} of the model's tensors, e.g. {missing[0]}: save the "
             "model again, or name the folder of another."
         )
+    left_over = sorted(report["unexpected_keys"])
+    if left_over:
+        raise UserError(
+            f"{what}; the weights in {path} hold {len(left_over)} tensors that {type(model).__name__} does not have, "
+            f"e.g. {left_over[0]}: its config.json describes another model; name a folder where the two agree."
+        )
+    stored, _ = PreTrainedConfig.get_config_dict(path)
+    stored_dtype, held = stored.get("dtype", stored.get("torch_dtype")), str(dtype).removeprefix("torch.")
+    if stored_dtype not in (None, held):
+        logger.info("%s: the weights are stored as %s and held as %s", what, stored_dtype, held)
     return model
 
 

@@ -1,9 +1,11 @@
 """StrataConfig: defaults, presets, errors in the user's words, parameter counts of known models."""
 
+import re
+
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import AutoConfig, LlamaConfig
 
 import hf_pretrain.models  # noqa: F401  registers Strata with the Auto classes
 from hf_pretrain.models.strata.configuration_strata import PRESETS, StrataConfig
@@ -78,6 +80,30 @@ def test_bad_fields_are_named(fields, message):
 def test_the_original_length_must_be_said(rope_type):
     with pytest.raises(ValueError, match="original_max_position_embeddings"):
         StrataConfig(rope_parameters={"rope_type": rope_type, "factor": 4.0})
+
+
+def test_every_field_is_documented():
+    documented = set(re.findall(r"^        (\w+) \(`", StrataConfig.__doc__, re.MULTILINE))
+    assert documented == set(StrataConfig.__annotations__)
+
+
+def test_a_config_of_another_architecture_is_refused(tmp_path):
+    LlamaConfig(vocab_size=32).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="model_type = 'llama'; .*from_hf"):
+        StrataConfig.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no Strata checkpoint"):
+        StrataForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_capacity_below_one_token_is_refused():
+    config = StrataConfig.preset("tiny-moe", num_experts=32, num_experts_per_tok=1, expert_capacity_factor=0.5)
+    config.check_capacity(64)
+    with pytest.raises(ValueError, match=r"63 tokens leave each of 32 experts 0\.98 places.* at least 0\.508"):
+        config.check_capacity(63)
+    model, ids = StrataForCausalLM(config), torch.ones(1, 32, dtype=torch.long)
+    with pytest.raises(ValueError, match="less than one"):
+        model.train()(ids)
+    model.eval()(ids)  # no capacity at inference
 
 
 def test_unknown_preset():

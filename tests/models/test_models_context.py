@@ -87,6 +87,23 @@ def test_a_built_model_changes_and_the_change_is_saved(rope_type, tmp_path):
     torch.testing.assert_close(loaded(ids).logits, after, atol=0, rtol=0)
 
 
+def test_a_changed_config_alone_is_reported_once(caplog):
+    model, ids = build(), torch.arange(1, 30).unsqueeze(0)
+    before = model(ids).logits
+    model.extend_context(4)
+    extended = model(ids).logits
+    assert not caplog.records and not torch.equal(before, extended)
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    for _ in range(2):
+        torch.testing.assert_close(model(ids).logits, extended, atol=0, rtol=0)
+    assert len(caplog.messages) == 1 and "still computes with those; call model.extend_context" in caplog.messages[0]
+    model.model.rotary_emb.rebuild()
+    torch.testing.assert_close(model(ids).logits, before, atol=0, rtol=0)
+    model.config.rope_parameters["rope_theta"] = 5e5  # in place
+    model(ids)
+    assert len(caplog.messages) == 2
+
+
 def test_longrope_needs_its_factors_and_keeps_them():
     options = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     model = extend_context(build(), 4, rope_type="longrope", **options)

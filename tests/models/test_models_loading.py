@@ -40,6 +40,25 @@ def test_missing_tensors_are_not_made_up(folder):
         load_causal_lm(folder, "init_from = x")
 
 
+def test_tensors_of_another_model_are_not_dropped(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(8)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"hold 1 tensors that LlamaForCausalLM does not have, e.g. .*q_norm\.weight"):
+        load_causal_lm(folder, "init_from = x")
+
+
+def test_bfloat16_weights_become_float32_and_it_is_said(folder, caplog):
+    with caplog.at_level("INFO", logger="hf_pretrain"):
+        load_causal_lm(folder, "init_from = x")
+    assert not caplog.records
+    tiny_llama(400).to(torch.bfloat16).save_pretrained(folder)
+    with caplog.at_level("INFO", logger="hf_pretrain"):
+        model = load_causal_lm(folder, "init_from = x")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert caplog.messages == ["init_from = x: the weights are stored as bfloat16 and held as float32"]
+
+
 @pytest.mark.parametrize("change", [{"hidden_size": 16}, {"model_type": "stratum"}, None])
 def test_a_configuration_that_does_not_fit_is_one_line(folder, change):
     config = folder / "config.json"

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import hf_pretrain.models  # noqa: F401  registers Strata with the Auto classes
@@ -89,6 +90,24 @@ def test_same_weights_give_the_logits_of_qwen3(experts):
 
 
 @KINDS
+def test_loading_builds_on_meta_and_leaves_nothing_there(experts, tmp_path, monkeypatch):
+    model, devices = build(experts, router_bias_update_rate=0.1), []
+    model.save_pretrained(tmp_path)
+    plain = StrataModel.__init__
+
+    def watched(self, config):
+        plain(self, config)
+        devices.append({tensor.device.type for tensor in [*self.parameters(), *self.buffers()]})
+
+    monkeypatch.setattr(StrataModel, "__init__", watched)
+    loaded = StrataForCausalLM.from_pretrained(tmp_path)
+    assert devices == [{"meta"}]  # no second copy of the weights is ever in memory
+    for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        found = loaded.get_parameter_or_buffer(name)
+        assert found.device.type == "cpu" and torch.equal(found, tensor), name
+
+
+@KINDS
 def test_cached_generation_equals_uncached(experts):
     model, ids = build(experts), tokens(2, 6)
     cached = model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=True)
@@ -108,11 +127,14 @@ def test_left_padding_does_not_change_generation():
     assert torch.equal(alone[0, 6:], together[0, 9:])
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
 @pytest.mark.parametrize("mask", ["none", "ones", "padded"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @KINDS
-def test_packed_rows_equal_single_documents(experts, attention, mask, training):
+def test_packed_rows_equal_single_documents(experts, attention, mask, training, monkeypatch):
+    # Flex attention by its reference path, which takes the same masks: compiled it needs minutes on a CPU, and it has
+    # no backward there.
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     model = build(experts)
     model.set_attn_implementation(attention)
     model.train(training)
@@ -122,7 +144,9 @@ def test_packed_rows_equal_single_documents(experts, attention, mask, training):
     if mask == "padded":
         row, positions = torch.nn.functional.pad(row, (0, 2)), torch.nn.functional.pad(positions, (0, 2))
         attention_mask[:, 8:] = 0
-    packed = model(input_ids=row, position_ids=positions, attention_mask=attention_mask)  # use_cache by default
+    with torch.compiler.set_stance("force_eager"), torch.set_grad_enabled(attention != "flex_attention"):
+        packed = model(input_ids=row, position_ids=positions, attention_mask=attention_mask)  # use_cache by default
+    model.set_attn_implementation("eager")
     for start, stop in [(0, 3), (3, 7), (7, 8)]:
         alone = model(input_ids=row[:, start:stop]).logits
         torch.testing.assert_close(packed.logits[:, start:stop], alone, atol=1e-5, rtol=0)
@@ -229,14 +253,62 @@ def test_experts_run_in_the_autocast_dtype_over_float32_weights(name):
     assert experts.gate_up_proj.grad.dtype == torch.float32
 
 
-def test_compiled_graphs_do_not_break():
+GRAPHS = {
+    "dense": {"experts": 0, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    "moe": {
+        "experts_implementation": "grouped_mm", "expert_capacity_factor": 1.25, "router_bias_update_rate": 0.1,
+        "router_noise": "gumbel", "expert_dropout": 0.2, "balance_scope": "global",
+    },
+}  # fmt: skip
+
+
+def breaks(model, **inputs):
     import torch._dynamo
 
+    torch._dynamo.reset()
+    explained = torch._dynamo.explain(model)(**inputs)
+    torch._dynamo.reset()
+    return explained.graph_break_count, explained.break_reasons
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_compiled_graphs_do_not_break(name, training):
+    ids, positions = tokens(2, 16), torch.tensor([*range(10), *range(6)]).expand(2, -1)
+    count, reasons = breaks(build(**GRAPHS[name]).train(training), input_ids=ids, labels=ids, position_ids=positions)
+    assert count == 0, reasons
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("features", "most"),
+    [
+        ({"experts_implementation": "eager"}, 11),
+        (
+            {
+                "experts_implementation": "grouped_mm", "capacity_overflow": "reroute", "expert_capacity_factor": 1.25
+            }, 13,
+        ),
+    ],
+    ids=["eager-experts", "reroute"],
+)  # fmt: skip
+def test_the_breaks_of_the_mixture_do_not_grow(features, most):
+    # A loop over experts has to know how many tokens each one got, re-routing whether there is overflow: one cause a
+    # layer, counted again in every frame that it goes through.
     ids = tokens(2, 16)
-    arguments = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(16).expand(2, -1)}
-    for model in (build(0), build(4, experts_implementation="grouped_mm")):
-        explained = torch._dynamo.explain(model.train())(**arguments)
-        assert explained.graph_break_count == 0, explained.break_reasons
+    count, reasons = breaks(build(num_hidden_layers=1, **features).train(), input_ids=ids, labels=ids)
+    assert count <= most, reasons
+
+
+def test_a_compiled_graph_keeps_packed_documents_apart():
+    ids, positions = tokens(1, 10), torch.tensor([[*range(6), *range(4)]])
+    model = build(0)
+    compiled = torch.compile(model, backend="eager")
+    for mask in (None, torch.ones(1, 10, dtype=torch.long)):
+        output = compiled(input_ids=ids, position_ids=positions, attention_mask=mask)
+        torch.testing.assert_close(output.logits[:, 6:], model(ids[:, 6:]).logits, atol=1e-5, rtol=0)
+        assert output.cache is None
     torch._dynamo.reset()
 
 

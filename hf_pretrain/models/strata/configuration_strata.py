@@ -163,6 +163,10 @@ class StrataConfig(PreTrainedConfig):
             half-width of jitter (0.01 by default).
         expert_dropout (`float`, *optional*, defaults to 0.0): Probability that an expert is closed for a whole
             training micro-batch; at least k stay open.
+        pad_token_id (`int`, *optional*): Id of padding; its embedding gets no gradient, and a classifier looks for
+            the last token before it.
+        bos_token_id (`int`, *optional*): Id that starts a text.
+        eos_token_id (`int` or `list[int]`, *optional*): Id or ids that end a text.
 
     Example:
 
@@ -296,6 +300,29 @@ class StrataConfig(PreTrainedConfig):
             raise ValueError(f"preset = {name!r}; known presets: {', '.join(sorted(PRESETS))}; choose one of them.")
         return cls(**{**PRESETS[name], **overrides})
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "StrataConfig":
+        """Configuration from a dictionary; refuses that of another architecture.
+
+        Args:
+            config_dict (`dict`): Fields, as `to_dict` writes them.
+            kwargs (`Any`): Fields that differ.
+
+        Returns:
+            `StrataConfig`: The configuration.
+
+        Raises:
+            ValueError: If the dictionary is of another model type. transformers would go on and leave what the other
+                model lacks at random.
+        """
+        found = config_dict.get("model_type") or cls.model_type
+        if found != cls.model_type:
+            raise ValueError(
+                f"model_type = {found!r}; this is no Strata checkpoint: load it with AutoModelForCausalLM, or take it "
+                "in with `from_hf` of `import_strata` (llama, qwen3, mixtral and qwen3_moe)."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     def is_sparse_layer(self, layer_idx: int) -> bool:
         """Whether a layer holds experts.
 
@@ -310,6 +337,23 @@ class StrataConfig(PreTrainedConfig):
             and layer_idx >= self.first_dense_layers
             and (layer_idx + 1) % self.moe_layer_freq == 0
         )
+
+    def check_capacity(self, tokens: int) -> None:
+        """Refuse a capacity below one token: rounded up, it would be another factor than the one asked for.
+
+        Args:
+            tokens (`int`): Tokens of a micro-batch, padding included.
+
+        Raises:
+            ValueError: If an expert could not hold one token.
+        """
+        places = self.expert_capacity_factor * self.num_experts_per_tok * tokens / self.num_experts
+        if places < 1:
+            raise ValueError(
+                f"expert_capacity_factor = {self.expert_capacity_factor}; {tokens} tokens leave each of "
+                f"{self.num_experts} experts {places:.2g} places, less than one; use at least "
+                f"{self.expert_capacity_factor / places:.3g}, or more tokens in a micro-batch."
+            )
 
     def validate_shape(self):
         """Sizes are positive and fit each other."""

@@ -4,6 +4,8 @@ They compute what Qwen3's blocks compute, so checkpoints translate in both direc
 attention interface (`ALL_ATTENTION_FUNCTIONS`), RoPE by its init functions.
 """
 
+import copy
+import logging
 from collections.abc import Callable
 
 import torch
@@ -19,6 +21,9 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
 from .configuration_strata import StrataConfig
+
+
+logger = logging.getLogger(__name__)
 
 
 def rotate_half(x: torch.Tensor) -> torch.Tensor:
@@ -177,6 +182,8 @@ class StrataRotaryEmbedding(nn.Module):
 
     def _compute(self, device=None) -> tuple[torch.Tensor, float]:
         """Frequencies and factor of the config as it is now."""
+        self._built_from = copy.deepcopy(self.config.rope_parameters)
+        self._warned = False
         self.rope_type = self.config.rope_parameters["rope_type"]
         self.max_seq_len_cached = self.original_max_seq_len = self.config.max_position_embeddings
         if self.rope_type == "default":
@@ -188,6 +195,21 @@ class StrataRotaryEmbedding(nn.Module):
         inv_freq, self.attention_scaling = self._compute(self.inv_freq.device)
         self.inv_freq = nn.Buffer(inv_freq, persistent=False)
         self.original_inv_freq = nn.Buffer(inv_freq.clone(), persistent=False)
+
+    def warn_if_stale(self, config: StrataConfig) -> None:
+        """Say once that the config's RoPE was changed and the frequencies were not.
+
+        Args:
+            config (`StrataConfig`): The model's configuration as it is now.
+        """
+        if config.rope_parameters != self._built_from and not self._warned:
+            self._warned = True
+            logger.warning(
+                "rope_parameters = %s, but the model was built with %s and still computes with those; "
+                "call model.extend_context(...), or save the config and load the model again.",
+                config.rope_parameters,
+                self._built_from,
+            )
 
     @dynamic_rope_update
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

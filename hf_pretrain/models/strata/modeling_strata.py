@@ -13,6 +13,7 @@ that text in this file), attention by its attention interface.
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_strata import StrataConfig
+from .context_strata import extend_context
 from .counting_strata import ParameterCounts, count_parameters
 from .experts_strata import StrataExperts
 from .layers_strata import StrataAttention, StrataMLP, StrataRMSNorm, StrataRotaryEmbedding
@@ -229,6 +231,16 @@ class StrataPreTrainedModel(PreTrainedModel):
             if module.e_score_correction_bias is not None:
                 init.zeros_(module.e_score_correction_bias)
 
+    def extend_context(self, factor: float | None = None, rope_type: str = "yarn", **options: Any) -> None:
+        """Make the context longer, in place: lengths, RoPE and its buffers; `save_pretrained` keeps it.
+
+        Args:
+            factor (`float`, *optional*): New length over the current one; or give `max_position_embeddings`.
+            rope_type (`str`, *optional*, defaults to `"yarn"`): See `context_strata.extend_context`.
+            options (`Any`): `max_position_embeddings` and entries of `rope_parameters`.
+        """
+        extend_context(self, factor, rope_type, **options)
+
 
 class StrataModel(StrataPreTrainedModel):
     """Embedding, decoder layers, final norm.
@@ -306,7 +318,10 @@ class StrataModel(StrataPreTrainedModel):
 
         masks = self._attention_masks(inputs_embeds, attention_mask, position_ids, cache, documents)
         hidden_states = inputs_embeds
+        self.rotary_emb.warn_if_stale(self.config)
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
+        if self.training and self.config.expert_capacity_factor is not None and self.config.num_experts > 0:
+            self.config.check_capacity(inputs_embeds.shape[0] * inputs_embeds.shape[1])
         collect = self.config.num_experts > 0 and (self.training or bool(kwargs.get("output_router_logits")))
         token_mask = None
         if isinstance(attention_mask, torch.Tensor) and attention_mask.shape == inputs_embeds.shape[:2]:
@@ -349,14 +364,15 @@ class StrataModel(StrataPreTrainedModel):
         restart = position_ids[:, 1:] != position_ids[:, :-1] + 1
         if attention_mask is not None:
             restart = restart & attention_mask[:, 1:].bool() & attention_mask[:, :-1].bool()  # padding is no document
-        if not restart.any():
+        compiling = torch.compiler.is_compiling()  # a graph cannot look at values: without a cache, assume documents
+        if (compiling and cache is not None) or (not compiling and not restart.any()):
             return attention_mask, use_cache, None
         if cache is not None:
             raise ValueError(
                 "position_ids restart inside a row (packed documents) and a cache is given; later tokens would attend "
                 "to every document in it; pass the documents one per row, or use_cache=False."
             )
-        if attention_mask is None or attention_mask.bool().all():
+        if attention_mask is None or (not compiling and attention_mask.bool().all()):
             return None, False, None
         if self.config._attn_implementation not in ("eager", "sdpa", "flex_attention"):
             raise ValueError(
