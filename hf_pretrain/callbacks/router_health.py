@@ -50,6 +50,22 @@ def router_metrics(load: torch.Tensor, probability_sum: torch.Tensor, tokens: to
     }
 
 
+def looks_collapsed(health: dict[str, torch.Tensor], experts: int, k: int) -> torch.Tensor:
+    """Which layers look collapsed.
+
+    Args:
+        health (`dict[str, torch.Tensor]`): From `router_metrics`.
+        experts (`int`): Experts per layer E.
+        k (`int`): Experts per token.
+
+    Returns:
+        `torch.Tensor`: Bool of shape `(layers,)`: entropy below 0.5, max_vio above E / 2k, or more than a tenth dead.
+    """
+    return (
+        (health["entropy"] < 0.5) | (health["max_vio"] > experts / (2 * k)) | (health["dead_experts"] > 0.1 * experts)
+    )
+
+
 class RouterHealthCallback(TrainerCallback, ExportableState):
     """Logs `router/max_vio`, `router/entropy`, `router/dead_experts`, `router/drop_fraction`, `router/load_balance`,
     `router/z`, `router/token_entropy` (means over layers; dead experts are added up) and `router/load` (a list a
@@ -148,12 +164,7 @@ class RouterHealthCallback(TrainerCallback, ExportableState):
 
     def _watch(self, step: int, health: dict[str, torch.Tensor], experts: int, k: int) -> None:
         """Raises the collapse alarm once for each layer and episode."""
-        looks = (
-            (health["entropy"] < 0.5)
-            | (health["max_vio"] > experts / (2 * k))
-            | (health["dead_experts"] > 0.1 * experts)
-        ).tolist()
-        for layer, collapsed in enumerate(looks):
+        for layer, collapsed in enumerate(looks_collapsed(health, experts, k).tolist()):
             count = self.lines_collapsed.get(str(layer), 0) + 1 if collapsed else 0
             self.lines_collapsed[str(layer)] = count
             if count == self.patience:
