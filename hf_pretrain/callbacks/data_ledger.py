@@ -56,10 +56,11 @@ def find_mixture(train_dataloader: Any, name: str) -> MixtureDataset:
 
 
 class DataLedgerCallback(TrainerCallback):
-    """Adds `data/<source>/tokens`, `data/<source>/share`, `data/<source>/epochs` and `data/phase` to the training
-    logs.
+    """Adds `data/<source>/tokens`, `planned_tokens`, `share`, `epochs` and `unique_tokens`, and `data/phase`, to the
+    training logs.
 
-    `tokens` and `share` count this run, `epochs` counts earlier stages as well. Works in any Trainer that reads a
+    `tokens` and `share` count this run, `planned_tokens` are those of the whole run; `epochs` and `unique_tokens` (the
+    different ones among those read) count earlier stages as well. Works in any Trainer that reads a
     [`~hf_pretrain.data.mixture.MixtureDataset`] sequentially.
     """
 
@@ -115,6 +116,8 @@ class DataLedgerCallback(TrainerCallback):
         samples = self.samples_after(state.global_step, args)
         last = self._dataset.skips.sample_at(max(samples - 1, 0))
         entries: dict[str, Any] = {"data/phase": self._dataset.schedule.phase_at(last).name}
+        planned = self._dataset.consumed(self.samples_after(state.max_steps, args))
         for name, counts in self._dataset.consumed(samples).items():
+            counts["planned_tokens"] = planned[name]["tokens"]
             entries.update({f"data/{name}/{key}": value for key, value in counts.items()})
         add_to_line(logs, state, entries)

@@ -15,6 +15,7 @@ way back, from a step to its documents).
 | `continuation.py` | a run that becomes longer or changes its mix on the way |
 | `order.py` | `data_order.json`: all that is needed to build the dataset again |
 | `trace.py` | a step to its samples, a sample to its documents, ids and URLs |
+| `lookup.py` | a document to the steps that read it |
 
 ```python
 from hf_pretrain.data.mixture import MixtureDataset

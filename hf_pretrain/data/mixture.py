@@ -200,7 +200,7 @@ class MixtureDataset(Dataset):
 
         Returns:
             `dict[str, dict[str, float]]`: Per source `tokens` (of this run), `share` (of this run), `epochs` (earlier
-            stages included).
+            stages included) and `unique_tokens`, how many different ones were read (earlier stages included).
         """
         end = self.skips.end_after(index)
         counts = self.schedule.counts(end)
@@ -214,6 +214,8 @@ class MixtureDataset(Dataset):
                 "tokens": counts[name] * self.seq_length,
                 "share": counts[name] / index if index else 0.0,
                 "epochs": drawn / size if size else 0.0,
+                # Within an epoch no window comes twice.
+                "unique_tokens": min(drawn, size) * self.seq_length,
             }
         return result
 

@@ -1,6 +1,6 @@
 """From a step of a run back to its documents: source, id, URL and span of tokens of everything a batch held."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class SampleTrace:
         epoch (`int`): Pass over the source, from 0.
         window (`int`): Number of the window in the source.
         spans (`list[DocumentSpan]`): The documents, in order.
+        rank (`int`, *optional*): The process that read it, where it is known.
+        rank_row (`int`, *optional*): Its row among those of that process.
     """
 
     sample_index: int
@@ -29,6 +31,8 @@ class SampleTrace:
     epoch: int
     window: int
     spans: list[DocumentSpan]
+    rank: int | None = None
+    rank_row: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Describes the sample as plain JSON data.
@@ -48,6 +52,8 @@ class SampleTrace:
         ]
         return {
             "row": self.row,
+            "rank": self.rank,
+            "rank_row": self.rank_row,
             "sample_index": self.sample_index,
             "source": self.source,
             "epoch": self.epoch,
@@ -73,23 +79,41 @@ def trace_sample(dataset: MixtureDataset, index: int, row: int = 0) -> SampleTra
     return SampleTrace(index, row, dataset.sources[source].name, epoch, window, spans)
 
 
-def trace_step(folder: str | Path, step: int) -> list[SampleTrace]:
+def trace_step(folder: str | Path, step: int, rank: int | None = None, row: int | None = None) -> list[SampleTrace]:
     """Names the documents of one optimizer step.
 
     Args:
         folder (`str` or `Path`): The stage's folder, which holds `data_order.json`.
         step (`int`): The step, from 1.
+        rank (`int`, *optional*): Only what this process read.
+        row (`int`, *optional*): Only this row: of the process where `rank` is given, else of the global batch.
 
     Returns:
-        `list[SampleTrace]`: One trace a row of the global batch.
+        `list[SampleTrace]`: One trace a row.
 
     Raises:
-        UserError: If the step lies outside the run, or its sources are gone or changed.
+        UserError: If step, process or row lie outside the run, or its sources are gone or changed.
     """
     order = DataOrder.read(folder)
     if order.positions_of_step(step).stop > order.num_samples:
         raise UserError(
             f"step = {step}; this run plans {order.num_samples} samples, which end before it: ask for an earlier step"
         )
+    span = order.span_of_step(step)
+    if rank is not None and span.world_size is None:
+        raise UserError(f"rank = {rank}; this run did not record its processes: leave --rank out")
+    if rank is not None and not 0 <= rank < (span.world_size or 0):
+        raise UserError(f"rank = {rank}; step {step} was made by {span.world_size} processes, counted from 0")
+    places = []
+    for number, sample in enumerate(order.samples_of_step(step)):
+        who, own_row = span.rank_of(number) or (None, None)
+        if (rank is None or who == rank) and (row is None or row == (number if rank is None else own_row)):
+            places.append((number, sample, who, own_row))
+    if not places:
+        rows = span.global_batch if rank is None else span.global_batch // (span.world_size or 1)
+        raise UserError(f"row = {row}; there are {rows} rows, counted from 0")
     dataset = order.build()
-    return [trace_sample(dataset, index, row) for row, index in enumerate(order.samples_of_step(step))]
+    return [
+        replace(trace_sample(dataset, sample, number), rank=who, rank_row=own_row)
+        for number, sample, who, own_row in places
+    ]

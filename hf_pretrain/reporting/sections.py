@@ -346,15 +346,17 @@ def _mixture(run: RunData, stages: dict[str, dict[str, Any]], marks: Sequence[Ma
                     stage,
                     source,
                     count(data.get("tokens")),
+                    count(data.get("planned_tokens", data.get("tokens"))),
                     number(data.get("share")),
                     number(data.get("planned_share")),
                     number(data.get("epochs"), 2),
+                    count(data.get("unique_tokens_read")),
                     count(data.get("unique_tokens")),
                 ]
             )
     if rows:
         blocks.append(Block("table", title="Share of each source, by stage", table=_share_table(stages)))
-        heads = ("tokens read", "share", "planned", "epochs", "unique tokens")
+        heads = ("read", "planned", "share", "planned", "epochs", "unique read", "source holds")
         columns = [Column("stage"), Column("source"), *(Column(head, True) for head in heads)]
         blocks.append(
             Block("details", title="Tokens, plan and epochs, by stage and source", table=Table(columns, rows))

@@ -256,11 +256,13 @@ class StageRun:
         consumed = self.dataset.consumed(samples)
         sources = {
             plan.name: {
-                "tokens": plan.tokens,
+                "tokens": consumed[plan.name]["tokens"],
+                "planned_tokens": plan.tokens,
                 "share": consumed[plan.name]["share"],
                 "planned_share": plan.share,
-                "epochs": plan.epochs,
+                "epochs": consumed[plan.name]["epochs"],
                 "unique_tokens": plan.unique_tokens,
+                "unique_tokens_read": consumed[plan.name]["unique_tokens"],
             }
             for plan in self.dataset.plan()
         }
@@ -276,6 +278,7 @@ class StageRun:
                 "steps": args.max_steps,
                 "sources": sources,
                 "phases": phases,
+                "skipped_samples": self.dataset.skips.total,
             },
             "schedule": {
                 "name": args.schedule,

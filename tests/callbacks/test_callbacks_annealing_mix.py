@@ -142,3 +142,17 @@ def test_wrong_trainers_are_told(tmp_path):
     run.train_dataset = [run.train_dataset[0]] * 64
     with pytest.raises(UserError, match="the train_dataset is a list"):
         run.train()
+
+
+def test_ledger_tells_planned_from_consumed_and_unique_from_repeated(tmp_path):
+    run = trainer(tmp_path, steps=4)
+    run.train()
+    logs = [entry for entry in run.state.log_history if "loss" in entry]
+    dataset = run.train_dataset
+    for number, entry in enumerate(logs, 1):
+        read = [dataset.locate(index) for index in range(number * BATCH)]
+        for source, name in enumerate("ab"):
+            windows = [window for found, _, window in read if found == source]
+            assert entry[f"data/{name}/tokens"] == len(windows) * LENGTH
+            assert entry[f"data/{name}/unique_tokens"] == len(set(windows)) * LENGTH
+            assert entry[f"data/{name}/planned_tokens"] == logs[-1][f"data/{name}/tokens"]
