@@ -28,7 +28,14 @@ Laws:
 - `moe_laws.py`: sparse models; advisory.
 - `hyperparameters.py`: learning rate and batch laws, gradient noise scale, transfer across widths.
 - `schedule_laws.py`: loss curves from learning-rate curves.
-- `fitting.py`: `fit_parametric(points)` and its bootstrap intervals, from your own runs.
+
+From your own runs:
+
+- `ladder.py`: small runs over sizes and tokens, one family of shapes; `hf-pretrain ladder` writes and runs them.
+- `ladder_points.py`: such runs from a CSV file or from their facts, with every slip of a unit refused.
+- `fitting.py`: `fit_parametric(points)` and its bootstrap intervals (approach 3).
+- `isoflop.py`: the minima of equal compute (approach 2), as a cross-check.
+- `fit_report.py`: both, held-out errors, and the best split of a budget; `hf-pretrain fit` prints it.
 
     from hf_pretrain.planning.compute import model_flops_utilisation, training_flops_per_token
     from hf_pretrain.planning.counting import count_parameters

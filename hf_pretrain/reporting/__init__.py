@@ -5,6 +5,7 @@ Read in this order:
 * `page`: what stands on the page, in which order; works on whatever stages are done.
 * `run_data`: facts and logs as the series the figures need.
 * `figures`: charts as SVG text: lines, stacked shares, heat map, dumbbells, intervals, bars.
+* `fit_figures`: the charts of a scaling-law fit, as files of their own.
 * `canvas`: scales, ticks and the few SVG elements that the figures are made of.
 * `templates/`: the page's HTML and style; colours are CSS variables, so light and dark share one drawing.
 

@@ -21,6 +21,8 @@ VERBS = {
     "export": ("hf_pretrain.scripts.export", "a Strata as a plain llama, qwen3, mixtral or qwen3_moe checkpoint"),
     "report": ("hf_pretrain.scripts.report", "one HTML page about a run"),
     "plan": ("hf_pretrain.scripts.plan", "size, tokens, learning rate, batch, time and cost from a model or a budget"),
+    "ladder": ("hf_pretrain.scripts.ladder", "small runs over sizes and tokens: written, run or submitted"),
+    "fit": ("hf_pretrain.scripts.fit", "a scaling law from such runs, with intervals, and the best split of a budget"),
     "trace": ("hf_pretrain.scripts.trace", "which documents the batch of a step held"),
     "env": ("hf_pretrain.scripts.env", "versions and what this machine can do"),
 }

@@ -136,7 +136,7 @@ def load_stage(
         UserError: If the file cannot be read, is no mapping, lacks `stage` or a run folder, or misspells a stage.
     """
     path = Path(path)
-    config = _read_yaml(path)
+    config = read_yaml(path)
     for setting in overrides or []:
         _apply_override(config, setting)
     kind = config.pop("stage", None)
@@ -209,7 +209,18 @@ def load_recipe(
     return specs
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads a YAML file that is a mapping; safely, and without keys given twice.
+
+    Args:
+        path (`Path`): The file.
+
+    Returns:
+        `dict[str, Any]`: Its keys.
+
+    Raises:
+        UserError: If it cannot be read, or is something else.
+    """
     import yaml
 
     try:
