@@ -340,6 +340,25 @@ def test_checkpointing_changes_nothing_and_counts_once(reentrant):
         torch.testing.assert_close(results[1][2][name], gradient, atol=1e-6, rtol=1e-5)
 
 
+@KINDS
+def test_a_classifier_starts_from_a_language_model_and_trains_under_checkpointing(experts, tmp_path):
+    language_model = build(experts, pad_token_id=0)
+    language_model.save_pretrained(tmp_path)
+    model, report = StrataForSequenceClassification.from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
+    assert report["missing_keys"] == {"score.weight"} and not report["unexpected_keys"]
+    assert torch.equal(model.model.embed_tokens.weight, language_model.model.embed_tokens.weight)
+    ids, results = tokens(3, 9), []
+    for reentrant in (None, False, True):
+        model.train().zero_grad()
+        if reentrant is not None:
+            model.activation_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        model(ids, labels=torch.tensor([0, 1, 2])).loss.backward()
+        results.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], atol=1e-7, rtol=1e-6)
+
+
 def accumulate(model, rows, micro_batch, labels=None):
     labels = rows if labels is None else labels
     items = (labels[:, 1:] != -100).sum()
