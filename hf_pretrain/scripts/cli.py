@@ -18,6 +18,7 @@ VERBS = {
     "sft": ("hf_pretrain.scripts.sft", "curate instruction data and fine-tune on it with TRL"),
     "evaluate": ("hf_pretrain.scripts.evaluate", "bits per byte by domain, benchmarks clean against contaminated"),
     "push": ("hf_pretrain.scripts.push", "card, save, reload check, push to the Hub"),
+    "average": ("hf_pretrain.scripts.average", "the mean of several checkpoints of one model"),
     "export": ("hf_pretrain.scripts.export", "a Strata as a plain llama, qwen3, mixtral or qwen3_moe checkpoint"),
     "report": ("hf_pretrain.scripts.report", "one HTML page about a run"),
     "plan": ("hf_pretrain.scripts.plan", "size, tokens, learning rate, batch, time and cost from a model or a budget"),
