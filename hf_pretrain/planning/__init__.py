@@ -14,7 +14,7 @@ Runs:
 - `advice.py`: tie, sparsify, repeat, continue, warm up, decay: each choice with its rule, numbers and source.
 - `activations.py`, `memory.py`: `estimate_memory(config, seq_length, micro_batch, ...)`, what a device holds at the
   peak of a step; `parallelism.py`: degrees, what they divide, what is sent.
-- `layout.py`: `search_layouts(config, cluster, seq_length, global_batch)`: the fastest that fit, and why others fell out.
+- `layout.py`: `search_layouts(config, cluster, seq_length, global_batch)`: the fastest that fit, why others fell out.
 - `run_plan.py`: `make_plan(...)` puts all of it together; `hf-pretrain plan` prints it.
 
 Laws:
