@@ -1,8 +1,9 @@
 """Bytes of activations that wait for the backward pass, per token and layer.
 
 Counted tensor by tensor as autograd saves them, for the plain layers of Strata (and of transformers' Llama, Qwen3 and
-Mixtral, which are written alike) and for fused kernels (Liger's RMSNorm, SwiGLU, RoPE). With hidden size h, heads of
-total width q and kv, feed-forward width f, in 16 bit:
+Mixtral, which are written alike), for fused kernels (Liger's RMSNorm, SwiGLU, RoPE), and for what Strata does on a CPU
+(its own RMSNorm in fp32, experts one after the other, which keep one projection of each row). With hidden size h,
+heads of total width q and kv, feed-forward width f, in 16 bit:
 
     fused   2 (6 h + 2 kv + 3 f)      norms keep input and output, SwiGLU keeps gate, up and product
     plain   norms keep an fp32 copy, the normed value and the output; SwiGLU keeps silu(gate) too
@@ -26,6 +27,7 @@ def layer_bytes_per_token(
     fused: bool = False,
     attention: str = "sdpa",
     seq_length: int = 0,
+    on_cpu: bool = False,
 ) -> float:
     """Bytes one token leaves in one layer.
 
@@ -37,6 +39,7 @@ def layer_bytes_per_token(
         fused (`bool`, *optional*, defaults to `False`): Whether norms, RoPE and SwiGLU are Liger's.
         attention (`str`, *optional*, defaults to `"sdpa"`): `"sdpa"` and flash keep no scores; `"eager"` keeps them.
         seq_length (`int`, *optional*, defaults to 0): For the scores of eager attention.
+        on_cpu (`bool`, *optional*, defaults to `False`): Whether Strata's layers for CPUs run.
 
     Returns:
         `float`: Bytes.
@@ -49,17 +52,18 @@ def layer_bytes_per_token(
     query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     autocast = compute == "autocast"
 
+    kept = _norm_bytes(stream, fused, on_cpu)
+
     def norm(width: int, kept_outputs: int) -> float:
         """A norm of the stream whose output goes into so many linear layers."""
         output = kept_outputs * item if autocast else stream
-        # The plain norm keeps its input in fp32 and the normed value for the scale's gradient.
-        return width * ((stream if fused else 4 + stream) + output)
+        return width * (kept + output)
 
     def rotated(width: int) -> float:
         """Queries or keys: what RoPE hands to attention, and before it what the QK-norm keeps."""
         if shape.qk_norm is None:
             return width * item
-        return width * (item + (item if fused else 4 + item))
+        return width * (item + _norm_bytes(item, fused, on_cpu))
 
     total = norm(hidden, 3) + rotated(query) + rotated(key) + key * item + query * item + 4 * shape.num_heads
     if attention == "eager":
@@ -68,11 +72,15 @@ def layer_bytes_per_token(
         inner = 3 if fused else 4
         return total + norm(hidden, 2) + inner * shape.intermediate_size * item
     # The router reads the norm's output in fp32: the output itself, or a copy of it where the stream is narrower.
-    total += hidden * ((stream if fused else 4 + stream) + 4) + 4 * 3 * shape.num_experts
+    total += hidden * (kept + 4) + 4 * 3 * shape.num_experts
     if shape.shared_width:
         total += (3 if fused else 4) * shape.shared_width * item + hidden * {"fp32": 0, "bf16": 2, "autocast": 4}[
             compute
         ]
+    if on_cpu:
+        if not shape.shared_width and item == 2:
+            total += hidden * item  # what the experts read, in 16 bit
+        return total + shape.experts_per_token * (2 * shape.expert_width * item + item + 3 * 8)
     # Rows in, rows out and rows out times their gates; under autocast the last are fp32. Then three lists of indices.
     chosen = shape.experts_per_token
     rows = hidden * (8 if autocast else 3 * item) + (3 if fused else 4) * shape.expert_width * item
@@ -93,23 +101,26 @@ def stream_bytes_per_token(shape: ModelShape, compute: str = "bf16") -> float:
     return shape.hidden_size * _itemsizes(compute)[1]
 
 
-def last_norm_bytes_per_token(shape: ModelShape, compute: str = "bf16", fused: bool = False) -> float:
+def last_norm_bytes_per_token(
+    shape: ModelShape, compute: str = "bf16", fused: bool = False, on_cpu: bool = False
+) -> float:
     """Bytes a token leaves in the norm before the head.
 
     Args:
         shape (`ModelShape`): The model.
         compute (`str`, *optional*, defaults to `"bf16"`): One of `COMPUTE_MODES`.
         fused (`bool`, *optional*, defaults to `False`): Whether the norm is Liger's.
+        on_cpu (`bool`, *optional*, defaults to `False`): Whether Strata's norm for CPUs runs.
 
     Returns:
         `float`: Bytes.
     """
     stream = _itemsizes(compute)[1]
-    return shape.hidden_size * (2 * stream if fused else 4 + 2 * stream)
+    return shape.hidden_size * (_norm_bytes(stream, fused, on_cpu) + stream)
 
 
 def backward_bytes_per_token(
-    shape: ModelShape, sparse: bool = False, compute: str = "bf16", one_by_one: bool = False
+    shape: ModelShape, sparse: bool = False, compute: str = "bf16", on_cpu: bool = False
 ) -> float:
     """Bytes per token of the gradients that are alive at once while one layer is differentiated (measured).
 
@@ -117,7 +128,7 @@ def backward_bytes_per_token(
         shape (`ModelShape`): The model.
         sparse (`bool`, *optional*, defaults to `False`): Whether the layer holds experts.
         compute (`str`, *optional*, defaults to `"bf16"`): One of `COMPUTE_MODES`.
-        one_by_one (`bool`, *optional*, defaults to `False`): Whether experts run in a loop (as on a CPU).
+        on_cpu (`bool`, *optional*, defaults to `False`): Whether experts run one after the other.
 
     Returns:
         `float`: Bytes: two of the feed-forward width and two of the stream; of a sparse layer the rows in and out.
@@ -127,7 +138,8 @@ def backward_bytes_per_token(
         return 2 * shape.intermediate_size * item + 2 * shape.hidden_size * stream
     inner = 2 * shape.experts_per_token * shape.expert_width * item
     rows = 2 * shape.experts_per_token * shape.hidden_size * item
-    return rows + shape.hidden_size * stream + (inner / shape.num_experts if one_by_one else inner)
+    share = 2 / shape.num_experts if on_cpu else 1  # one expert's rows, and no even spread
+    return 2 * shape.hidden_size * stream + share * (rows + inner)
 
 
 def fused_layer_bytes(shape: ModelShape) -> float:
@@ -173,6 +185,11 @@ def korthikanti_bytes(
         return 2.0 * tokens
     scores = 0.0 if recompute == "selective" else 5 * num_heads * seq_length / (hidden_size * tp)
     return tokens * ((34 / tp if sequence_parallel else 10 + 24 / tp) + scores)
+
+
+def _norm_bytes(item: int, fused: bool, on_cpu: bool) -> int:
+    """What an RMSNorm keeps of an element: its input; the plain one an fp32 copy of it and the normed value."""
+    return item if fused or (on_cpu and item == 4) else 4 + item
 
 
 def _itemsizes(compute: str) -> tuple[int, int]:

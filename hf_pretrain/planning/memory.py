@@ -236,10 +236,12 @@ class _Stage:
         # With sequence parallelism tensor parallel ranks divide the tokens between the products, so all of it shrinks.
         tokens = self.tokens / plan.tp
         stream = stream_bytes_per_token(shape, compute)
-        one_by_one = device_type == "cpu"
+        on_cpu = device_type == "cpu"
         kinds = {index in sparse for index in self.layers}
-        saved = {kind: layer_bytes_per_token(shape, kind, compute, fused, attention, self.length) for kind in kinds}
-        working = max(backward_bytes_per_token(shape, kind, compute, one_by_one) for kind in kinds) * tokens
+        saved = {
+            kind: layer_bytes_per_token(shape, kind, compute, fused, attention, self.length, on_cpu) for kind in kinds
+        }
+        working = max(backward_bytes_per_token(shape, kind, compute, on_cpu) for kind in kinds) * tokens
         waiting = sum(saved[index in sparse] for index in self.layers) * tokens
         largest = max(saved.values()) * tokens
         again = 0.0
@@ -250,7 +252,7 @@ class _Stage:
         waiting *= self.in_flight
         head_peak = last_norm = head_gradient = 0.0
         if self.last:
-            last_norm = last_norm_bytes_per_token(shape, compute, fused) * tokens
+            last_norm = last_norm_bytes_per_token(shape, compute, fused, on_cpu) * tokens
             head_peak = max(self._head(head, device_type), 4 * stream * tokens)
             head_gradient = shape.vocab_size * shape.hidden_size / plan.tp * self.states.gradients
 
@@ -261,10 +263,12 @@ class _Stage:
             # The lookup's gradient is made beside the head's, and their sum beside the two.
             lookup = 2 * shape.vocab_size * shape.hidden_size / plan.tp * self.states.gradients
         fresh = 0.0 if self.accumulates else min(head_gradient, gradients) + layer_gradient
+        # A dense feed-forward's gradients are made while the layer's activations go; a bank of experts' before.
+        late = 0.0 if True in kinds else layer_gradient
         phases = {
             "loss": held + waiting + last_norm + head_peak,
             "backward": held + waiting + again + working + fresh,
-            "end": gradients + max(lookup, largest + working - layer_gradient),
+            "end": gradients + max(lookup, largest + working - late),
         }
         backward = again + working
         waiting += last_norm
