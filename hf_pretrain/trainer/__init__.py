@@ -8,6 +8,7 @@ Trainer).
 |---|---|
 | `pretrain_config.py` | `PretrainConfig(TrainingArguments)`: budgets in tokens, pretraining defaults, checks |
 | `pretrain_trainer.py` | `PretrainTrainer(Trainer)`: order, schedule, held-out loss by tokens, records |
+| `launch_layout.py` | the sizes that `accelerate launch` asked for multiply to the processes |
 | `default_callbacks.py` | the callbacks a configuration asks for |
 | `checkpoint.py` | atomic checkpoints with a manifest, the newest complete one, rotation |
 | `resume_rules.py` | what a resumed run must share, what may change, a second warm-up |

@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hf_pretrain.optim.schedules import check_schedule
+from hf_pretrain.trainer.launch_layout import check_layout
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 from hf_pretrain.utils.strict import convert
@@ -172,6 +173,7 @@ class PretrainConfig(TrainingArguments):
         if not torch.accelerator.is_available():
             # Left to itself, the stack starts the process group on a CPU and then trains every process on its own.
             self.use_cpu = True
+        check_layout(os.environ)
         super().__post_init__()
         self._check_launch()
         self._check_ranges()
