@@ -466,6 +466,7 @@ def test_layers_that_collapse_on_different_experts_are_seen():
     statistics = torch.zeros(2, 1, 2 * 2 + 6)
     statistics[0, 0, :5] = torch.tensor([4.0, 0, 4, 0, 4])
     statistics[1, 0, :5] = torch.tensor([0.0, 4, 0, 4, 4])
+    statistics[:, 0, 6] = 4.0  # all four with a target
     load_balance, _ = model.model._balance_terms(statistics)
     assert load_balance.item() == pytest.approx(2.0)
 
