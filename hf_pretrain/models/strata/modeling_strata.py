@@ -407,8 +407,8 @@ class StrataModel(StrataPreTrainedModel):
         per_group = load_balance_loss(
             counts, named["probability_sum"], tokens, self.config.num_experts_per_tok, count_tokens
         )
-        # A row weighs by its targets, as the micro-batch will by all of them: the mean over the step is the same for any
-        # split. Rows without a target weigh nothing; a micro-batch of padding alone gives 0, not NaN.
+        # A row weighs by its targets, as the micro-batch will by all of them: the mean over the step is the same for
+        # any split. Without a target a row weighs nothing; a micro-batch of padding alone gives 0, not NaN.
         targets = named["lse_tokens"]
         load_balance = ((per_group * targets).sum(-1) / targets.sum(-1).clamp(min=1.0)).mean()
         router_z = (named["lse_sq_sum"].sum(-1) / targets.sum(-1).clamp(min=1.0)).mean()
