@@ -7,14 +7,19 @@ that step's first sample, so the two cannot drift apart. The mixture is a functi
 with any number of data loader workers, and a resumed run sees the same phase.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_pretrain.callbacks.data_ledger import DataLedgerCallback, find_mixture
+from hf_pretrain.data.order_guard import order_warnings
 from hf_pretrain.utils.errors import UserError
+
+
+logger = logging.getLogger(__name__)
 
 
 def decay_start_step(lr_scheduler: Any, max_steps: int) -> int:
@@ -36,11 +41,12 @@ def decay_start_step(lr_scheduler: Any, max_steps: int) -> int:
             "AnnealingMixCallback: start = 'decay' cannot be found in a "
             f"{type(scheduler).__name__}; give the step as a number"
         )
-    factor = scheduler.lr_lambdas[0]
-    start = 0
-    for update in range(max_steps):
-        if factor(update) >= 1 - 1e-9:
-            start = update + 1
+    return _last_peak(scheduler.lr_lambdas[0], max_steps)
+
+
+def _last_peak(factor: Callable[[int], float], max_steps: int) -> int:
+    # From the end: a decay is the shorter part of most runs.
+    start = next((update + 1 for update in range(max_steps - 1, -1, -1) if factor(update) >= 1 - 1e-9), 0)
     if start >= max_steps:
         raise UserError(
             "AnnealingMixCallback: start = 'decay', but the learning rate never decays within "
@@ -48,6 +54,23 @@ def decay_start_step(lr_scheduler: Any, max_steps: int) -> int:
             "schedule with a decay (WSD, cosine, linear) or give the step as a number"
         )
     return start
+
+
+def anneal_start_step(factor: Callable[[int], float], max_steps: int, fraction: float | None = None) -> int:
+    """Finds the step after which an anneal begins, without a trainer.
+
+    Args:
+        factor (`Callable[[int], float]`): Updates made to the factor on the peak rate of the next one.
+        max_steps (`int`): Number of updates.
+        fraction (`float`, *optional*): Share of the run at its end that anneals; by default the decay of the rate.
+
+    Returns:
+        `int`: Updates made before it.
+
+    Raises:
+        UserError: If the rate never leaves its peak.
+    """
+    return _last_peak(factor, max_steps) if fraction is None else round((1.0 - fraction) * max_steps)
 
 
 class AnnealingMixCallback(DataLedgerCallback):
@@ -116,3 +139,10 @@ class AnnealingMixCallback(DataLedgerCallback):
         schedule = dataset.requested_schedule
         reach = max(schedule.num_samples, len(dataset) + dataset.skips.total)
         dataset.set_schedule(schedule.with_phase(self.name, first, self.weights, self.ramp_fraction, reach))
+        if state.is_world_process_zero:
+            for warning in order_warnings(dataset.schedule):
+                logger.warning(
+                    "Aggressive order: %s, and may be forgotten. Keep part of it, or compare with the same tokens in "
+                    "no order: hf-pretrain pretrain --config FILE --control uniform",
+                    warning,
+                )

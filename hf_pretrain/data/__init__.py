@@ -10,6 +10,7 @@ way back, from a step to its documents).
 | `schedule.py` | phases, ramps, weights, repeat caps; `locate(i)` gives the source and the number of the draw |
 | `repeats.py` | how many epochs of each source a run takes, and the cap on it |
 | `mixture.py` | `MixtureDataset`, map-style, `__getitem__(i)` pure: any worker, rank, restart gives the same sample |
+| `order_guard.py` | changes of the mix that are worth a control run in no order |
 | `collator.py` | batches with `position_ids` and no attention mask, so that packed documents never see each other |
 | `skips.py` | samples a run leaves out: position to sample and back |
 | `continuation.py` | a run that becomes longer or changes its mix on the way |

@@ -297,13 +297,22 @@ def _environment_problem(error: BaseException | None) -> str | None:
     return None
 
 
-def stage_main(kind: str, run: Callable[[StageSpec], None], argv: list[str] | None = None) -> int:
+def stage_main(
+    kind: str,
+    run: Callable[[StageSpec], None],
+    argv: list[str] | None = None,
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None,
+    instead: Callable[[StageSpec, argparse.Namespace], bool] | None = None,
+) -> int:
     """The command line of a single stage.
 
     Args:
         kind (`str`): What the stage file must be.
         run (`Callable`): Does the work.
         argv (`list[str]`, *optional*): Arguments; those of the process by default.
+        add_arguments (`Callable`, *optional*): Adds a verb's own options.
+        instead (`Callable`, *optional*): Does what these options ask for beside the stage, and tells whether they
+            asked for anything.
 
     Returns:
         `int`: The exit code.
@@ -315,6 +324,8 @@ def stage_main(kind: str, run: Callable[[StageSpec], None], argv: list[str] | No
     parser.add_argument("--check", action="store_true", help="validate the file and stop")
     parser.add_argument("--force", action="store_true", help="run a stage again that is done and unchanged")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    if add_arguments is not None:
+        add_arguments(parser)
     arguments = parser.parse_args(argv)
     prepare_process(arguments.quiet)
 
@@ -325,6 +336,8 @@ def stage_main(kind: str, run: Callable[[StageSpec], None], argv: list[str] | No
         stage_module(spec).check(spec)
         if arguments.check:
             print(f"{spec.path}: valid")
+            return
+        if instead is not None and instead(spec, arguments):
             return
         manifest = StepManifest.load(spec.stage_dir / "stage.json")
         # Read by every process of a launch; none of them writes to a stage that is done.

@@ -7,13 +7,14 @@ that was interrupted goes on from its newest complete checkpoint. Distributed:
     torchrun --nproc_per_node 2 -m hf_pretrain.scripts.pretrain --config F
 """
 
+import argparse
 import logging
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_pretrain.scripts.execution import is_main_process, stage_main
+from hf_pretrain.scripts.execution import is_main_process, run_folder_lock, stage_main
 from hf_pretrain.scripts.recipe import StageSpec
 from hf_pretrain.utils.errors import Interrupted, UserError
 from hf_pretrain.utils.facts import Facts
@@ -81,6 +82,39 @@ def _options(spec: StageSpec) -> tuple["StageOptions", "PretrainConfig"]:
     return options, args
 
 
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    beside = parser.add_mutually_exclusive_group()
+    beside.add_argument(
+        "--control",
+        choices=["uniform"],
+        help="train the stage once more with the same tokens in no order, and compare",
+    )
+    beside.add_argument(
+        "--micro-anneal", metavar="SOURCE", help="score a source by two short anneals, with it and without"
+    )
+    parser.add_argument(
+        "--micro-anneal-tokens", type=int, metavar="N", help="tokens of each short anneal; a tenth of the stage's"
+    )
+
+
+def _beside(spec: StageSpec, arguments: argparse.Namespace) -> bool:
+    if arguments.micro_anneal_tokens is not None and arguments.micro_anneal is None:
+        raise UserError("--micro-anneal-tokens: give --micro-anneal SOURCE too, or leave it out")
+    if arguments.control is None and arguments.micro_anneal is None:
+        return False
+    from hf_pretrain.scripts.compare import run_control, run_micro_anneal
+
+    options, args = _options(spec)
+    with run_folder_lock(spec.run_dir):
+        if arguments.control is not None:
+            table = run_control(spec, options, args)
+        else:
+            table = run_micro_anneal(spec, options, args, arguments.micro_anneal, arguments.micro_anneal_tokens)
+    if is_main_process():
+        print(table)
+    return True
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line of `hf-pretrain pretrain`.
 
@@ -90,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         `int`: The exit code.
     """
-    code = stage_main("pretrain", run, argv)
+    code = stage_main("pretrain", run, argv, _add_arguments, _beside)
     # A process that ends with its group open is killed by it (gloo), and the launcher reports a failure.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -14,13 +14,16 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 import hf_pretrain.models  # noqa: F401  (registers Strata with the Auto classes)
+from hf_pretrain.callbacks.annealing_mix import anneal_start_step
 from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
 from hf_pretrain.callbacks.throughput import ThroughputCallback
 from hf_pretrain.data.mixture import MixtureDataset, WindowDataset
 from hf_pretrain.data.order import ORDER_FILE, DataOrder
+from hf_pretrain.data.order_guard import order_warnings
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.token_source import SOURCE_FILE, TokenSource
 from hf_pretrain.models.loading import load_saved_tokenizer
+from hf_pretrain.optim.schedules import lr_lambda
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
 from hf_pretrain.trainer.run_log import plain
@@ -69,9 +72,70 @@ def earlier_draws(stage_dir: Path, sources: list[TokenSource], seq_length: int) 
     shared = {entry["name"] for entry in order.sources}
     shards = {source.name: fingerprint(source.metadata.get("files", [])) for source in sources}
     same = {entry["name"] for entry in order.sources if shards.get(entry["name"]) == entry["fingerprint"]}
-    counts = order.schedule.counts(order.num_samples)
+    counts = order.schedule.counts(order.skips.end_after(order.num_samples))
     draws = {name: counts[name] + order.schedule.start_draws.get(name, 0) for name in shared & same}
     return {name: math.ceil(count * order.seq_length / seq_length) for name, count in draws.items() if count}
+
+
+def make_mixture(
+    options: StageOptions, args: PretrainConfig, sources: list[TokenSource], start: Path | str | None = None
+) -> MixtureDataset:
+    """Makes the training data of a stage, without its anneal.
+
+    Args:
+        options (`StageOptions`): The stage's keys.
+        args (`PretrainConfig`): Its training arguments.
+        sources (`list[TokenSource]`): The sources of the corpus.
+        start (`Path` or `str`, *optional*): What it starts from; windows that an earlier stage read come later.
+
+    Returns:
+        `MixtureDataset`: The dataset.
+
+    Raises:
+        UserError: If the mixture does not fit the sources.
+    """
+    samples = args.max_steps * args.sequences_per_step
+    weights = options.mixture or {
+        source.name: source.num_tokens for source in sources if source.num_windows(args.seq_length)
+    }
+    names = set(weights) if "phases" not in weights else {n for p in weights["phases"] for n in p["weights"]}
+    names |= set(options.anneal_mixture or {})
+    draws = earlier_draws(start, sources, args.seq_length) if isinstance(start, Path) else {}
+    schedule = MixtureSchedule.from_config(weights, samples, args.seq_length)
+    draws = {name: count for name, count in draws.items() if name in names}
+    schedule = MixtureSchedule(
+        list(dict.fromkeys([*schedule.sources, *(options.anneal_mixture or {})])), schedule.phases, draws
+    )
+    return MixtureDataset(
+        sources, schedule, args.seq_length, args.seed, max_epochs=args.max_epochs, on_excess=args.on_excess
+    )
+
+
+def planned_shares(
+    options: StageOptions, args: PretrainConfig, corpus: Path, start: Path | str | None = None
+) -> dict[str, float]:
+    """Computes what share of a stage's tokens comes from each source, its anneal included.
+
+    Args:
+        options (`StageOptions`): The stage's keys.
+        args (`PretrainConfig`): Its training arguments.
+        corpus (`Path`): The corpus stage's folder.
+        start (`Path` or `str`, *optional*): What it starts from.
+
+    Returns:
+        `dict[str, float]`: Shares that sum to 1.
+    """
+    dataset = make_mixture(options, args, open_sources(corpus, "train"), start)
+    if options.anneal_mixture:
+        factor = lr_lambda(**args.schedule_options(args.max_steps))
+        step = anneal_start_step(factor, args.max_steps, args.anneal_fraction)
+        schedule = dataset.requested_schedule.with_phase(
+            "anneal", step * args.sequences_per_step, options.anneal_mixture, args.anneal_ramp_fraction
+        )
+        dataset.set_schedule(schedule)
+    counts = dataset.schedule.counts(args.max_steps * args.sequences_per_step)
+    total = sum(counts.values())
+    return {name: count / total for name, count in counts.items() if count}
 
 
 class StageRun:
@@ -106,7 +170,7 @@ class StageRun:
             raise UserError(
                 f"corpus = {options.corpus}; {corpus / 'tokens' / 'train'} holds no source: run the corpus stage"
             )
-        self.dataset = self._make_dataset(options, sources, start)
+        self.dataset = make_mixture(options, args, sources, start)
         self.held_out = {
             source.name: WindowDataset(source, args.seq_length, args.max_eval_windows)
             for source in open_sources(corpus, "validation")
@@ -129,26 +193,6 @@ class StageRun:
         if not folder.is_dir():
             raise UserError(f"corpus = {corpus}; {folder} is missing: run the corpus stage first")
         return load_saved_tokenizer(folder, f"corpus = {corpus}")
-
-    def _make_dataset(
-        self, options: StageOptions, sources: list[TokenSource], start: Path | str | None
-    ) -> MixtureDataset:
-        args = self.args
-        samples = args.max_steps * args.sequences_per_step
-        weights = options.mixture or {
-            source.name: source.num_tokens for source in sources if source.num_windows(args.seq_length)
-        }
-        names = set(weights) if "phases" not in weights else {n for p in weights["phases"] for n in p["weights"]}
-        names |= set(options.anneal_mixture or {})
-        draws = earlier_draws(start, sources, args.seq_length) if isinstance(start, Path) else {}
-        schedule = MixtureSchedule.from_config(weights, samples, args.seq_length)
-        draws = {name: count for name, count in draws.items() if name in names}
-        schedule = MixtureSchedule(
-            list(dict.fromkeys([*schedule.sources, *(options.anneal_mixture or {})])), schedule.phases, draws
-        )
-        return MixtureDataset(
-            sources, schedule, args.seq_length, args.seed, max_epochs=args.max_epochs, on_excess=args.on_excess
-        )
 
     def _make_model(self, options: StageOptions, start: Path | str | None) -> Any:
         vocabulary = max(len(self.tokenizer), *(source.vocab_size for source in self.dataset.sources))
@@ -278,6 +322,7 @@ class StageRun:
                 "steps": args.max_steps,
                 "sources": sources,
                 "phases": phases,
+                "order_warnings": order_warnings(self.dataset.schedule),
                 "skipped_samples": self.dataset.skips.total,
             },
             "schedule": {
