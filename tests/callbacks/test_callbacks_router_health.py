@@ -8,7 +8,7 @@ import torch
 from stock_training import lines, make_trainer, tiny_llama, tiny_strata
 
 from hf_pretrain.callbacks import router_health
-from hf_pretrain.callbacks.router_health import RouterHealthCallback, router_metrics
+from hf_pretrain.callbacks.router_health import RouterHealthCallback, looks_collapsed, router_metrics
 from hf_pretrain.utils.errors import UserError
 
 
@@ -49,6 +49,50 @@ def test_logs_of_a_tiny_mixture_of_experts(tmp_path):
         json.dumps(line)
     assert model.router_statistics() == {}  # reset after each line
     assert any(line["router/drop_fraction"] > 0 for line in lines(trainer))
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that notes whatever makes the host wait for it; what comes to the CPU is a plain tensor."""
+
+    syncs: list[str] = []
+    WAITS = ("cpu", "item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "nonzero", "__repr__")
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        if function.__name__ in cls.WAITS or (function.__name__ == "to" and "cpu" in map(str, args)):
+            cls.syncs.append(function.__name__)
+            return result.as_subclass(torch.Tensor) if isinstance(result, torch.Tensor) else result
+        return result
+
+
+def test_one_device_sync_a_log_line_and_none_between(tmp_path, monkeypatch):
+    model = tiny_strata(num_experts=4, num_experts_per_tok=2)
+    plain = model.router_statistics
+    monkeypatch.setattr(OnDevice, "syncs", [])
+    monkeypatch.setattr(
+        model, "router_statistics", lambda: {name: one.as_subclass(OnDevice) for name, one in plain().items()}
+    )
+    trainer = make_trainer(tmp_path, model, [RouterHealthCallback()], steps=6, logging_steps=2)
+    trainer.train()
+    assert len(lines(trainer)) == 3 and "router/load" in lines(trainer)[0]
+    assert OnDevice.syncs == ["cpu"] * 3
+    assert float(torch.ones(1).as_subclass(OnDevice)) == 1.0 and OnDevice.syncs[3:]  # the counter does count
+
+
+@pytest.mark.parametrize(
+    ("load", "k", "collapsed"),
+    [
+        ([8, 8, 8, 8, 8, 8, 8, 8], 2, False),
+        ([32, 32, 0, 0, 0, 0, 0, 0], 2, True),  # entropy 1/3, and six dead
+        ([26, 6, 6, 6, 5, 5, 5, 5], 2, True),  # max_vio 2.25 above 8 / 4
+        ([26, 6, 6, 6, 5, 5, 5, 5], 1, False),  # but below 8 / 2
+        ([10, 9, 9, 9, 9, 9, 9, 0], 2, True),  # one of eight is more than a tenth
+    ],
+)
+def test_what_counts_as_collapse(load, k, collapsed):
+    health = router_metrics(torch.tensor([load]), torch.ones(1, 8), torch.tensor([8]))
+    assert looks_collapsed(health, 8, k).tolist() == [collapsed]
 
 
 def test_collapse_alarm_is_raised_once_an_episode(caplog):

@@ -461,6 +461,30 @@ def test_padding_counts_neither_in_load_nor_in_loss():
     assert output.load_balance.item() == 0.0 and output.router_z.item() == 0.0
 
 
+def test_packed_rows_count_every_token_once_and_no_padding():
+    first, second = tokens(1, 7), tokens(1, 5, seed=2)
+    packed, positions = torch.cat([first, second], 1), torch.cat([torch.arange(7), torch.arange(5)]).unsqueeze(0)
+    model, loads = build(router_aux_loss_coef=1.0).train(), []
+    for arguments in (
+        {"input_ids": packed, "position_ids": positions},
+        {
+            "input_ids": torch.nn.functional.pad(packed, (0, 4)),
+            "position_ids": torch.nn.functional.pad(positions, (0, 4)),
+            "attention_mask": torch.nn.functional.pad(torch.ones_like(packed), (0, 4)),
+        },
+    ):
+        model.reset_router_statistics()
+        model(**arguments)
+        loads.append(model.router_statistics())
+    model.reset_router_statistics()
+    for document in (first, second):
+        model(input_ids=document)
+    for found in (*loads, model.router_statistics()):
+        assert found["tokens"].tolist() == [12.0, 12.0] and found["load"].sum(-1).tolist() == [24.0, 24.0]
+        torch.testing.assert_close(found["load"], loads[0]["load"])
+        torch.testing.assert_close(found["probability_sum"], loads[0]["probability_sum"], atol=1e-5, rtol=0)
+
+
 def test_layers_that_collapse_on_different_experts_are_seen():
     model = build(experts=2, num_experts_per_tok=1, norm_topk_prob=False).train()
     statistics = torch.zeros(2, 1, 2 * 2 + 6)
