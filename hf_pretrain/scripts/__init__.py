@@ -9,6 +9,7 @@ Nothing heavy is imported at the top of a file here: `--help` answers at once.
 ```
 hf-pretrain run recipes/tiny_cpu
 hf-pretrain trace runs/tiny_cpu --step 3
+hf-pretrain handoff runs/tiny_cpu/2_pretrain --to megatron handed_over --ep 2
 accelerate launch --config_file recipes/accelerate_configs/single.yaml -m hf_pretrain.scripts.pretrain --config recipes/tiny_cpu/2_pretrain.yaml
 ```
 """  # noqa: E501

@@ -20,6 +20,7 @@ VERBS = {
     "push": ("hf_pretrain.scripts.push", "card, save, reload check, push to the Hub"),
     "average": ("hf_pretrain.scripts.average", "the mean of several checkpoints of one model"),
     "export": ("hf_pretrain.scripts.export", "a Strata as a plain llama, qwen3, mixtral or qwen3_moe checkpoint"),
+    "handoff": ("hf_pretrain.scripts.handoff", "weights and recipe for pipeline-parallel training elsewhere"),
     "report": ("hf_pretrain.scripts.report", "one HTML page about a run"),
     "plan": ("hf_pretrain.scripts.plan", "size, tokens, learning rate, batch, time and cost from a model or a budget"),
     "ladder": ("hf_pretrain.scripts.ladder", "small runs over sizes and tokens: written, run or submitted"),
