@@ -36,6 +36,7 @@ From your own runs:
 - `ladder_points.py`: such runs from a CSV file or from their facts, with every slip of a unit refused.
 - `fitting.py`: `fit_parametric(points)` and its bootstrap intervals (approach 3).
 - `isoflop.py`: the minima of equal compute (approach 2), as a cross-check.
+- `closed_loop.py`: a stage's plan, plan against measured, and the next plan at the measured speed.
 - `fit_report.py`: both, held-out errors, and the best split of a budget; `hf-pretrain fit` prints it.
 
     from hf_pretrain.planning.compute import model_flops_utilisation, training_flops_per_token

@@ -85,7 +85,10 @@ class LadderConfig:
         if (self.sizes is None) != (self.tokens is None) or (self.sizes is None) == (self.budget is None):
             raise UserError("sizes and tokens, or budget: give the two lists, or the one budget, and not both.")
         if isinstance(self.learning_rate, str) and self.learning_rate != "step_law":
-            raise UserError(f"learning_rate = {self.learning_rate!r}; a number or step_law is expected.")
+            try:
+                self.learning_rate = float(self.learning_rate)  # YAML takes 2e-3 for a text
+            except ValueError:
+                raise UserError(f"learning_rate = {self.learning_rate!r}; a number or step_law is expected.") from None
         positive("max_learning_rate", self.max_learning_rate)
         positive("vocab_size", self.vocab_size)
         for key in ("train_tokens", "max_steps", "learning_rate", "stage", "run_dir", "corpus", "model"):

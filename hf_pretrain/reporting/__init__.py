@@ -3,6 +3,7 @@
 Read in this order:
 
 * `page`: what stands on the page, in which order; works on whatever stages are done.
+* `sections*`: the parts of the page; `sections_plan` holds a run against its plan.
 * `run_data`: facts and logs as the series the figures need.
 * `figures`: charts as SVG text: lines, stacked shares, heat map, dumbbells, intervals, bars.
 * `fit_figures`: the charts of a scaling-law fit, as files of their own.

@@ -14,6 +14,7 @@ from hf_pretrain.reporting.run_data import RunData, load_run
 from hf_pretrain.reporting.sections import evaluation_sections, short_name, training_sections
 from hf_pretrain.reporting.sections_closing import closing_sections
 from hf_pretrain.reporting.sections_data import corpus_sections, sft_section
+from hf_pretrain.reporting.sections_plan import plan_section
 from hf_pretrain.utils.atomic import write_text
 from hf_pretrain.utils.number_text import count, duration, number, size
 
@@ -75,6 +76,7 @@ def render_report(run: RunData) -> str:
     sections: list[Section] = [
         *evaluation_sections(run),
         *training_sections(run),
+        *plan_section(run),
         *corpus_sections(run),
         *sft_section(run),
         *closing_sections(run),

@@ -23,6 +23,7 @@ from hf_pretrain.utils.facts import Facts
 if TYPE_CHECKING:
     from hf_pretrain.trainer.pretrain_config import PretrainConfig
     from hf_pretrain.trainer.stage_options import StageOptions
+    from hf_pretrain.trainer.stage_run import StageRun
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ def run(spec: StageSpec) -> None:
     stage = StageRun(options, args, spec.stage_dir, corpus, start)
     if checkpoint is not None:
         logger.info("%s: going on from %s", spec.name, checkpoint)
+    if is_main_process():
+        _record_plan(Facts(spec.run_dir), spec.name, stage, resumed=checkpoint is not None)
     facts = stage.train(checkpoint)
     stop = stage.trainer.interrupted_by
     if stop is not None:
@@ -70,6 +73,13 @@ def run(spec: StageSpec) -> None:
         first, last = facts["loss"].get("first", math.nan), facts["loss"].get("last", math.nan)
         logger.info("%s: loss %.3f -> %.3f in %d steps", spec.name, first, last, args.max_steps)
     stage.trainer.accelerator.wait_for_everyone()
+
+
+def _record_plan(facts: Facts, name: str, stage: "StageRun", resumed: bool) -> None:
+    """Records the plan before the first step; a resumed stage keeps the one it started with."""
+    plans = facts.load().get("plans", {})
+    if not (resumed and name in plans):
+        facts.record("plans", {**plans, name: stage.plan()})
 
 
 def _options(spec: StageSpec) -> tuple["StageOptions", "PretrainConfig"]:

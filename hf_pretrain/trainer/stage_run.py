@@ -24,6 +24,7 @@ from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.token_source import SOURCE_FILE, TokenSource
 from hf_pretrain.models.loading import load_saved_tokenizer
 from hf_pretrain.optim.schedules import lr_lambda
+from hf_pretrain.planning.closed_loop import plan_stage
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
 from hf_pretrain.trainer.run_log import plain
@@ -224,6 +225,27 @@ class StageRun:
                 f"{model.config.max_position_embeddings}: use extend_context or shorter sequences"
             )
         return model
+
+    def plan(self) -> dict[str, Any]:
+        """What the stage should take, before its first step.
+
+        Returns:
+            `dict[str, Any]`: From [`~hf_pretrain.planning.closed_loop.plan_stage`].
+        """
+        args = self.args
+        return plan_stage(
+            self.model.config.to_dict(),
+            args.max_steps * args.tokens_per_step,
+            args.seq_length,
+            args.tokens_per_step,
+            args.train_batch_size,
+            args.gradient_accumulation_steps,
+            args.world_size,
+            torch.cuda.get_device_name() if args.device.type == "cuda" else args.device.type,
+            mixed_precision=args.bf16 or args.fp16,
+            checkpointing=args.gradient_checkpointing,
+            sharded=self.trainer.is_fsdp_enabled or self.trainer.is_deepspeed_enabled,
+        )
 
     def train(self, checkpoint: Path | None) -> dict[str, Any]:
         """Scores held-out text, trains, scores again and saves the model.

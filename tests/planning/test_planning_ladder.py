@@ -61,6 +61,7 @@ def test_learning_rates_by_the_law_up_to_a_limit():
     large = next(rung for rung in rungs if rung.counts.non_embedding > 2e7 and rung.tokens == 1e6)
     assert large.learning_rate == pytest.approx(1.79 * large.counts.non_embedding**-0.713 * 1e6**0.307, rel=0.01)
     assert {rung.learning_rate for rung in plan_ladder(config(learning_rate=2e-3))} == {2e-3}
+    assert config(learning_rate="2e-3").learning_rate == 2e-3
 
 
 def test_costly_pairs_are_left_out():

@@ -11,6 +11,12 @@ from hf_pretrain.planning.chinchilla import EPOCH
 from hf_pretrain.scripts.fit import main
 
 
+@pytest.fixture(autouse=True)
+def loud(monkeypatch):
+    """`--json` and `--quiet` set this for the whole process."""
+    monkeypatch.setenv("HF_PRETRAIN_QUIET", "")
+
+
 @pytest.fixture
 def csv_file(tmp_path):
     lines = ["name,parameters,tokens,loss,held_out"]

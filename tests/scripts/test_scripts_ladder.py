@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from testing_utils import write_corpus_stage
 
+from hf_pretrain.planning.ladder_points import read_points
 from hf_pretrain.scripts.ladder import main
 from hf_pretrain.scripts.recipe import load_recipe
 
@@ -17,6 +19,12 @@ tokens: [250k, 500k, 1M]
 held_out: [{{size: 1M, tokens: 1M}}]
 training: {{seq_length: 64, global_batch_size: 4, per_device_train_batch_size: 4}}
 """
+
+
+@pytest.fixture(autouse=True)
+def loud(monkeypatch):
+    """`--json` and `--quiet` set this for the whole process."""
+    monkeypatch.setenv("HF_PRETRAIN_QUIET", "")
 
 
 @pytest.fixture
@@ -82,3 +90,24 @@ def test_a_budget_instead_of_a_file(tmp_path, capsys):
     assert "--vocab-size, --run-dir missing" in capsys.readouterr().err
     assert main(["--budget", "1e18", "--corpus", corpus, "--vocab-size", "32000", "--run-dir", run_dir, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rungs"]) == 16
+
+
+@pytest.mark.slow
+def test_a_ladder_runs_and_is_fitted(tmp_path, capsys):
+    """Written, run, held against its plan, skipped the second time, and read by the fit."""
+    write_corpus_stage(tmp_path / "corpus")
+    file = tmp_path / "ladder.yaml"
+    file.write_text(
+        f"corpus: {tmp_path / 'corpus' / '1_corpus'}\nrun_dir: {tmp_path / 'runs'}\nvocab_size: 128\n"
+        "sizes: [30k, 120k]\ntokens: [2.1k, 4.2k, 8.4k]\nlearning_rate: 2e-3\n"
+        "training: {seq_length: 32, global_batch_size: 8, per_device_train_batch_size: 8, max_epochs: 100}\n",
+        encoding="utf-8",
+    )
+    assert main([str(file), "--run"]) == 0
+    assert "rung 6/6" in capsys.readouterr().out
+    points = read_points([tmp_path / "runs"], "non_embedding")
+    assert len(points) == 6 and all(0 < point.loss < 10 for point in points)
+    page = (tmp_path / "runs" / "rungs" / points[0].name / "report.html").read_text(encoding="utf-8")
+    assert "Plan and measured" in page
+    assert main([str(file), "--run"]) == 0
+    assert "Nothing to do" in capsys.readouterr().out
