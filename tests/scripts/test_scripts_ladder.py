@@ -99,7 +99,7 @@ def test_a_ladder_runs_and_is_fitted(tmp_path, capsys):
     file = tmp_path / "ladder.yaml"
     file.write_text(
         f"corpus: {tmp_path / 'corpus' / '1_corpus'}\nrun_dir: {tmp_path / 'runs'}\nvocab_size: 128\n"
-        "sizes: [30k, 120k]\ntokens: [2.1k, 4.2k, 8.4k]\nlearning_rate: 2e-3\n"
+        "sizes: [30k, 120k]\ntokens: [3k, 6k, 12k]\nlearning_rate: 2e-3\n"
         "training: {seq_length: 32, global_batch_size: 8, per_device_train_batch_size: 8, max_epochs: 100}\n",
         encoding="utf-8",
     )
