@@ -392,11 +392,16 @@ def _timed(
     return Layout(plan, micro_batch, accumulation, checkpointing, memory, time, speed, mfu)
 
 
-def _rank(layout: Layout) -> tuple[float, int, float]:
-    """Faster first; among equals fewer kinds of parallelism, then less memory."""
+def _rank(layout: Layout) -> tuple[float, bool, int, float]:
+    """Faster first; among equals what can be launched, fewer kinds of parallelism, then less memory."""
     plan = layout.parallelism
     kinds = sum(value > 1 for value in (plan.dp_replicate, plan.tp, plan.pp, plan.cp, plan.ep))
-    return round(math.log(layout.tokens_per_second) / _EQUAL), -kinds, -layout.memory.total
+    return (
+        round(math.log(layout.tokens_per_second) / _EQUAL),
+        launch_problem(plan) is None,
+        -kinds,
+        -layout.memory.total,
+    )
 
 
 def _divisions(shape: ModelShape, world: int, per_node: int, seq_length: int) -> Iterator[Parallelism]:

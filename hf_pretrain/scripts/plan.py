@@ -3,11 +3,27 @@
 import argparse
 import json
 
-from hf_pretrain.planning.cost import DEFAULT_GOODPUT, DEFAULT_MFU, MFU_BAND, Cluster
+from hf_pretrain.planning.cost import DEFAULT_GOODPUT, DEFAULT_MFU, MFU_BAND, Cluster, energy_kwh
+from hf_pretrain.planning.counting import count_parameters
+from hf_pretrain.planning.hardware import DEFAULT_NETWORK_GBS, load_devices
+from hf_pretrain.planning.layout import Network
 from hf_pretrain.planning.quantities import format_count, parse_count, parse_flops
 from hf_pretrain.planning.run_plan import RunPlan, make_plan
 from hf_pretrain.planning.scaling_laws import DEFAULT_LAW, get_law
+from hf_pretrain.planning.shapes import design_shape
+from hf_pretrain.planning.training_plan import (
+    DEFAULT_ANNEAL,
+    DEFAULT_LONG_SHARE,
+    DEFAULT_SEQ_LENGTH,
+    TrainingPlan,
+    make_training_plan,
+)
 from hf_pretrain.scripts.execution import guarded, prepare_process
+from hf_pretrain.scripts.model_configs import read_model_config, read_recipe
+from hf_pretrain.scripts.plan_files import frontier_svg, write_recipe
+from hf_pretrain.scripts.plan_text import model_lines
+from hf_pretrain.utils.atomic import write_text
+from hf_pretrain.utils.errors import UserError
 
 
 def plan_lines(plan: RunPlan) -> list[str]:
@@ -74,13 +90,84 @@ def plan_lines(plan: RunPlan) -> list[str]:
             lines.append(
                 f"  {'cost':<16} {exact}between {run.cost_low:,.0f} and {run.cost_high:,.0f} at {prices} an hour"
             )
-    if plan.warnings:
-        lines += ["", "mind", *(f"  {warning}" for warning in plan.warnings)]
     return lines
 
 
 def _ratio(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _plan(arguments: argparse.Namespace) -> tuple[RunPlan, TrainingPlan | None]:
+    """The plan the arguments ask for, and the rest of it where there is a model."""
+
+    def count(text: str | None, name: str) -> float | None:
+        return None if text is None else parse_count(text, name)
+
+    params, tokens = count(arguments.params, "params"), count(arguments.tokens, "tokens")
+    seq_length, batch = arguments.seq_length, arguments.global_batch
+    model = None if arguments.config is None else read_model_config(arguments.config)
+    if arguments.recipe is not None:
+        if model is not None or params is not None:
+            raise UserError(f"recipe = {arguments.recipe}; it gives the model: leave --config and --params out.")
+        model, recipe_tokens, stage = read_recipe(arguments.recipe)
+        tokens = recipe_tokens if tokens is None else tokens
+        seq_length = seq_length or stage.get("seq_length", 1024)
+        batch = batch or stage.get("global_batch_size")
+    bare = count(arguments.non_embedding_params, "non-embedding-params")
+    if model is not None:
+        if params is not None:
+            raise UserError(f"params = {arguments.params}; --config = {arguments.config} gives them: leave one out.")
+        counts = count_parameters(model)
+        # A law of dense models sees of a sparse one what a token uses.
+        params = float(counts.active)
+        bare = float(counts.active_non_embedding) if bare is None else bare
+    devices = () if arguments.hardware is None else load_devices(arguments.hardware)
+    cluster = None if arguments.gpus is None else Cluster.parse(arguments.gpus, devices)
+
+    def make(params: float | None, bare: float | None) -> RunPlan:
+        return make_plan(
+            parameters=params,
+            tokens=tokens,
+            flops=None if arguments.flops is None else parse_flops(arguments.flops),
+            cluster=cluster,
+            days=arguments.days,
+            mfu=arguments.mfu,
+            goodput=arguments.goodput,
+            price=arguments.price,
+            overhead=arguments.overhead,
+            unique_tokens=count(arguments.unique_tokens, "unique-tokens"),
+            inference_tokens=count(arguments.inference_tokens, "inference-tokens"),
+            non_embedding_parameters=bare,
+            law=arguments.law,
+        )
+
+    plan = make(params, bare)
+    seq_length = DEFAULT_SEQ_LENGTH if seq_length is None else seq_length
+    if model is None:
+        try:
+            model = design_shape(plan.parameters, arguments.vocab_size, seq_length)
+        except UserError:
+            if arguments.write is not None or arguments.vocab_size is not None:
+                raise
+            return plan, None
+        exact = float(count_parameters(model).non_embedding)
+        if bare is None and exact < plan.parameters:
+            plan = make(params, exact)
+    network = Network(arguments.gpus_per_node, arguments.link_gbs, arguments.network_gbs)
+    full = make_training_plan(
+        plan,
+        model,
+        cluster,
+        network,
+        seq_length,
+        batch,
+        arguments.anneal,
+        arguments.long_context,
+        arguments.long_share,
+        arguments.head,
+        arguments.fused_kernels,
+    )
+    return plan, full
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,6 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="hf-pretrain plan", description="Plan a run from a model, an amount of data or a budget."
     )
+    parser.add_argument("recipe", nargs="?", help="a recipe folder: its model and its tokens")
     parser.add_argument("--params", metavar="N", help="parameters with embeddings, like 8B or 8e9")
     parser.add_argument("--tokens", metavar="D", help="training tokens, like 15T")
     parser.add_argument("--flops", metavar="C", help="budget, like 1e21")
@@ -112,30 +200,59 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--inference-tokens", metavar="D", help="tokens the model will read and write in its life")
     parser.add_argument("--non-embedding-params", metavar="N", help="parameters without embeddings, if known")
     parser.add_argument("--law", default=DEFAULT_LAW, help="set of constants (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    shape = parser.add_argument_group("model and steps")
+    shape.add_argument("--config", metavar="MODEL", help="a config.json, its folder, or a preset such as dense-1b")
+    shape.add_argument("--vocab-size", type=int, metavar="V", help="rows of the embedding, where no config says it")
+    shape.add_argument("--seq-length", type=int, metavar="T", help=f"tokens of a sequence ({DEFAULT_SEQ_LENGTH})")
+    shape.add_argument("--global-batch", type=int, metavar="B", help="sequences of an update (by StepLaw)")
+    shape.add_argument(
+        "--anneal", type=float, default=DEFAULT_ANNEAL, help="share of the tokens that decays (%(default)s)"
+    )
+    shape.add_argument("--long-context", type=int, metavar="T", help="length of a last stage")
+    shape.add_argument(
+        "--long-share", type=float, default=DEFAULT_LONG_SHARE, help="its share of the tokens (%(default)s)"
+    )
+    shape.add_argument("--head", default="chunked", metavar="HEAD", help="naive, chunked or liger (%(default)s)")
+    shape.add_argument("--fused-kernels", action="store_true", help="Liger's norms, SwiGLU and RoPE")
+    machine = parser.add_argument_group("devices")
+    machine.add_argument("--hardware", metavar="YAML", help="a table of devices that wins over the built-in one")
+    machine.add_argument("--gpus-per-node", type=int, default=8, help="devices of a machine (%(default)s)")
+    machine.add_argument("--link-gbs", type=float, metavar="GB/s", help="a device sends so much inside its machine")
+    machine.add_argument(
+        "--network-gbs", type=float, default=DEFAULT_NETWORK_GBS, help="and to other machines (%(default)s)"
+    )
+    machine.add_argument("--watts", type=float, metavar="W", help="draw of a device, for the energy")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="print JSON")
+    out.add_argument("--write", metavar="FOLDER", help="write a recipe that runs the plan")
+    out.add_argument("--corpus", default="corpus", help="its corpus: a folder with tokenizer/ and tokens/")
+    out.add_argument("--plot", metavar="SVG", help="write the loss frontier with the plan on it")
     arguments = parser.parse_args(argv)
     prepare_process()
 
-    def count(text: str | None, name: str) -> float | None:
-        return None if text is None else parse_count(text, name)
-
     def work() -> None:
-        plan = make_plan(
-            parameters=count(arguments.params, "params"),
-            tokens=count(arguments.tokens, "tokens"),
-            flops=None if arguments.flops is None else parse_flops(arguments.flops),
-            cluster=None if arguments.gpus is None else Cluster.parse(arguments.gpus),
-            days=arguments.days,
-            mfu=arguments.mfu,
-            goodput=arguments.goodput,
-            price=arguments.price,
-            overhead=arguments.overhead,
-            unique_tokens=count(arguments.unique_tokens, "unique-tokens"),
-            inference_tokens=count(arguments.inference_tokens, "inference-tokens"),
-            non_embedding_parameters=count(arguments.non_embedding_params, "non-embedding-params"),
-            law=arguments.law,
-        )
-        print(json.dumps(plan.to_dict(), allow_nan=False) if arguments.json else "\n".join(plan_lines(plan)))
+        plan, full = _plan(arguments)
+        if arguments.write is not None:
+            if full is None:
+                raise UserError("write: no model of that size can be drawn up; give --config.")
+            write_recipe(full, arguments.write, arguments.corpus, devices_per_node=arguments.gpus_per_node)
+        if arguments.plot is not None:
+            write_text(arguments.plot, frontier_svg(plan))
+        if arguments.json:
+            facts = plan.to_dict() if full is None else full.to_dict()
+            if arguments.watts is not None and plan.estimate is not None:
+                facts["energy_kwh"] = energy_kwh(plan.estimate.hours, arguments.watts)
+            print(json.dumps(facts, allow_nan=False))
+            return
+        lines = plan_lines(plan) + ([] if full is None else model_lines(full))
+        if arguments.watts is not None and plan.estimate is not None:
+            lines.append(
+                f"  {'energy':<16} {energy_kwh(plan.estimate.hours, arguments.watts):,.0f} kWh, cooling included"
+            )
+        warnings = (*plan.warnings, *(() if full is None else full.warnings))
+        if warnings:
+            lines += ["", "mind", *(f"  {warning}" for warning in warnings)]
+        print("\n".join(lines))
 
     return guarded(work)
 
