@@ -15,7 +15,7 @@ Runs:
 - `activations.py`, `memory.py`: `estimate_memory(config, seq_length, micro_batch, ...)`, what a device holds at the
   peak of a step; `parallelism.py`: degrees, what they divide, what is sent.
 - `layout.py`: `search_layouts(config, cluster, seq_length, global_batch)`: the fastest that fit, why others fell out.
-- `run_plan.py`: `make_plan(...)`, size, tokens, laws, time and cost; `shapes.py`, `training_plan.py`: the model, steps,
+- `run_plan.py`: `make_plan(...)`, size, tokens, time and cost; `shapes.py`, `training_plan.py`: the model, steps,
   stages, head, memory, layout and advice for it. `hf-pretrain plan` prints both and writes a recipe.
 
 Laws:
