@@ -1,7 +1,7 @@
 """Models: the Strata family, registered with transformers' Auto classes by importing this room.
 
 Start with `strata/configuration_strata.py` (what can be set), then `strata/modeling_strata.py` (what it does) and
-`strata/routing_strata.py` (how tokens find experts).
+`strata/routing_strata.py` (how tokens find experts). `pipeline_stages.py` divides a checkpoint's tensors into stages.
 
 ```python
 >>> import torch

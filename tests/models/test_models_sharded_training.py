@@ -122,3 +122,11 @@ def test_the_plans_name_what_is_there():
                 sparse_only = "experts" in rule or "shared_expert" in rule
                 if sparse_only == bool(config.num_experts) or "self_attn" in rule:
                     assert keys & (modules | parameters), rule
+
+
+def test_local_parts_of_experts_run_in_the_autocast_dtype():
+    experts = build("moe-tied", None).model.layers[1].mlp.experts
+    experts._parameters["down_proj"] = experts.down_proj.detach()[:2]  # as the stack swaps shards in
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert experts.down_proj.dtype == experts.gate_up_proj.dtype == torch.bfloat16
+    assert experts.down_proj.dtype == torch.float32
