@@ -168,3 +168,14 @@ def test_training_compute_per_token():
     assert 6 * shape(**small).matmul == 826_368
     assert 6 * shape(**small, tie_word_embeddings=True).matmul == 826_368
     assert 6 * shape(**small, num_experts=8, moe_intermediate_size=128).matmul == 1_127_424
+
+
+def test_capacity_is_one_and_a_quarter_when_on_and_its_options_need_it():
+    base = {"num_experts": 4, "num_experts_per_tok": 2}
+    config = StrataConfig(**base, expert_capacity_factor=True, capacity_overflow="reroute")
+    assert config.expert_capacity_factor == 1.25
+    assert StrataConfig(**config.to_dict()).expert_capacity_factor == 1.25
+    assert StrataConfig(**base, expert_capacity_factor=False).expert_capacity_factor is None
+    for field in ({"capacity_overflow": "reroute"}, {"capacity_priority": "probability"}):
+        with pytest.raises(StrictDataclassError, match="nothing overflows without a limit"):
+            StrataConfig(**base, **field)

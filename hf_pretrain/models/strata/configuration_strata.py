@@ -151,7 +151,8 @@ class StrataConfig(PreTrainedConfig):
         router_bias_update_rate (`float`, *optional*): Step of the loss-free balancing bias (arXiv 2408.15664). `None`
             for a model without the bias; 0 keeps the bias as it is.
         expert_capacity_factor (`float`, *optional*): In training an expert takes at most
-            `ceil(factor * k * tokens / num_experts)` assignments. `None` for no limit. Never acts at inference.
+            `ceil(factor * k * tokens / num_experts)` assignments. `True` is 1.25, `None` no limit. Never acts at
+            inference.
         capacity_priority (`str`, *optional*, defaults to `"position"`): Who gets a place first: `"position"` (all
             first choices in batch order, then all second choices) or `"probability"` (highest gate first).
         capacity_overflow (`str`, *optional*, defaults to `"drop"`): An assignment without a place is dropped
@@ -251,7 +252,7 @@ class StrataConfig(PreTrainedConfig):
     router_z_loss_coef: float | int = 0.001
     balance_scope: Literal["sequence", "micro", "global"] = "micro"
     router_bias_update_rate: float | int | None = None
-    expert_capacity_factor: float | int | None = None
+    expert_capacity_factor: float | int | bool | None = None
     capacity_priority: Literal["position", "probability"] = "position"
     capacity_overflow: Literal["drop", "reroute", "dropless"] = "drop"
     router_noise: Literal["none", "gumbel", "gaussian", "jitter"] = "none"
@@ -267,6 +268,8 @@ class StrataConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.moe_intermediate_size is None and self.num_experts_per_tok > 0:
             self.moe_intermediate_size = max(1, self.intermediate_size // self.num_experts_per_tok)
+        if isinstance(self.expert_capacity_factor, bool):
+            self.expert_capacity_factor = 1.25 if self.expert_capacity_factor else None
         if self.layer_types is None:
             kind = "full_attention" if self.sliding_window is None else "sliding_attention"
             self.layer_types = [kind] * self.num_hidden_layers
@@ -419,6 +422,12 @@ class StrataConfig(PreTrainedConfig):
                 f"num_experts = {self.num_experts} but no layer is sparse: first_dense_layers = "
                 f"{self.first_dense_layers}, moe_layer_freq = {self.moe_layer_freq}, num_hidden_layers = "
                 f"{self.num_hidden_layers}; lower the first two, or set num_experts = 0."
+            )
+        asked = (self.capacity_priority, self.capacity_overflow)
+        if self.expert_capacity_factor is None and asked != ("position", "drop"):
+            raise ValueError(
+                f"capacity_priority = {asked[0]!r}, capacity_overflow = {asked[1]!r} without expert_capacity_factor; "
+                "nothing overflows without a limit; set the factor (True is 1.25), or leave both at their defaults."
             )
         if self.expert_capacity_factor is not None and not 0 < self.expert_capacity_factor < float("inf"):
             raise ValueError(
