@@ -9,7 +9,10 @@ form with R* = 5.309743 holds for parameters beyond what the unique data can fee
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from hf_pretrain.planning.quantities import parse_count
 from hf_pretrain.utils.errors import UserError
 
 
@@ -84,6 +87,92 @@ def repetition_advice(epochs: float) -> tuple[str, str]:
     if epochs <= REFUSE_ABOVE_EPOCHS:
         return "diminishing", f"{kept}; one more token is worth {repeat_value(epochs):.2f} of a fresh one."
     return "refuse", f"{kept}; above {REFUSE_ABOVE_EPOCHS:g} epochs nothing is gained: find more data, or train less."
+
+
+@dataclass(frozen=True)
+class SourceRepeats:
+    """How often a plan reads one source.
+
+    Args:
+        name (`str`): The source.
+        unique_tokens (`float`): What it holds.
+        share (`float`): Of the run's tokens.
+        epochs (`float`): Passes.
+        effective_tokens (`float`): Fresh tokens that would be worth as much.
+        level (`str`): `"ok"`, `"warn"`, `"diminishing"` or `"refuse"`.
+        advice (`str`): One sentence.
+    """
+
+    name: str
+    unique_tokens: float
+    share: float
+    epochs: float
+    effective_tokens: float
+    level: str
+    advice: str
+
+
+def repeats_by_source(
+    tokens: float, unique_tokens: Mapping[str, float], shares: Mapping[str, float] | None = None
+) -> list[SourceRepeats]:
+    """Epochs of every source of a mixture, and what they are worth.
+
+    Args:
+        tokens (`float`): Of the run.
+        unique_tokens (`Mapping[str, float]`): Tokens each source holds.
+        shares (`Mapping[str, float]`, *optional*): Shares of the run, 1 together; what the sources hold by default.
+
+    Returns:
+        `list[SourceRepeats]`: In the order given.
+
+    Raises:
+        UserError: If a number is not positive, or the shares are of other sources or do not add up to 1.
+    """
+    total = sum(unique_tokens.values())
+    if shares is None:
+        shares = {name: size / total for name, size in unique_tokens.items()}
+    if set(shares) != set(unique_tokens):
+        odd = ", ".join(sorted(set(shares) ^ set(unique_tokens)))
+        raise UserError(f"sources: {odd}; every source needs its tokens and its share.")
+    if abs(sum(shares.values()) - 1) > 1e-6:
+        raise UserError(f"sources: the shares add up to {sum(shares.values()):g}; they must add up to 1.")
+    rows = []
+    for name, held in unique_tokens.items():
+        _check(tokens * shares[name], held, f"share of {name}", f"tokens of {name}")
+        seen = tokens * shares[name]
+        level, advice = repetition_advice(seen / held)
+        rows.append(SourceRepeats(name, held, shares[name], seen / held, effective_tokens(seen, held), level, advice))
+    return rows
+
+
+def parse_sources(text: str) -> tuple[dict[str, float], dict[str, float] | None]:
+    """Reads `"web=4T:0.7,code=300B:0.3"`; without the shares the sources count as what they hold.
+
+    Args:
+        text (`str`): Name, tokens and share of each source.
+
+    Returns:
+        `tuple`: Tokens by source, and shares by source or `None`.
+
+    Raises:
+        UserError: If it cannot be read, a name comes twice, or only some have a share.
+    """
+    held: dict[str, float] = {}
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, rest = part.strip().partition("=")
+        if not equals or not name or name in held:
+            raise UserError(f"sources = {text!r}; write each source once, like web=4T:0.7,code=300B:0.3.")
+        size, colon, share = rest.partition(":")
+        held[name] = parse_count(size, f"tokens of {name}")
+        if colon:
+            try:
+                shares[name] = float(share)
+            except ValueError:
+                raise UserError(f"sources = {text!r}; the share {share!r} of {name} is no number.") from None
+    if shares and len(shares) != len(held):
+        raise UserError(f"sources = {text!r}; give all of them a share, or none.")
+    return held, shares or None
 
 
 def _saturating(seen: float, unique: float, constant: float) -> float:

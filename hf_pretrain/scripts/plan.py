@@ -2,12 +2,14 @@
 
 import argparse
 import json
+from dataclasses import asdict
 
 from hf_pretrain.planning.cost import DEFAULT_GOODPUT, DEFAULT_MFU, MFU_BAND, Cluster, energy_kwh
 from hf_pretrain.planning.counting import count_parameters
 from hf_pretrain.planning.hardware import DEFAULT_NETWORK_GBS, load_devices
 from hf_pretrain.planning.layout import Network
 from hf_pretrain.planning.quantities import format_count, parse_count, parse_flops
+from hf_pretrain.planning.repetition import parse_sources, repeats_by_source
 from hf_pretrain.planning.run_plan import RunPlan, make_plan
 from hf_pretrain.planning.scaling_laws import DEFAULT_LAW, get_law
 from hf_pretrain.planning.shapes import design_shape
@@ -197,6 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--price", type=float, metavar="PRICE", help="of a device-hour")
     parser.add_argument("--overhead", type=float, default=0.0, help="share on top of the devices' price (%(default)s)")
     parser.add_argument("--unique-tokens", metavar="U", help="distinct tokens at hand; more means repeats")
+    parser.add_argument("--sources", metavar="web=4T:0.7,...", help="what each source holds, and its share")
     parser.add_argument("--inference-tokens", metavar="D", help="tokens the model will read and write in its life")
     parser.add_argument("--non-embedding-params", metavar="N", help="parameters without embeddings, if known")
     parser.add_argument("--law", default=DEFAULT_LAW, help="set of constants (%(default)s)")
@@ -238,13 +241,19 @@ def main(argv: list[str] | None = None) -> int:
             write_recipe(full, arguments.write, arguments.corpus, devices_per_node=arguments.gpus_per_node)
         if arguments.plot is not None:
             write_text(arguments.plot, frontier_svg(plan))
+        sources = []
+        if arguments.sources is not None:
+            sources = repeats_by_source(plan.tokens, *parse_sources(arguments.sources))
         if arguments.json:
             facts = plan.to_dict() if full is None else full.to_dict()
+            facts["sources"] = [asdict(one) for one in sources]
             if arguments.watts is not None and plan.estimate is not None:
                 facts["energy_kwh"] = energy_kwh(plan.estimate.hours, arguments.watts)
             print(json.dumps(facts, allow_nan=False))
             return
-        lines = plan_lines(plan) + ([] if full is None else model_lines(full))
+        table = ["", "epochs of each source"] if sources else []
+        table += [f"  {one.name:<16} {one.share:.1%} of the tokens: {one.advice}" for one in sources]
+        lines = plan_lines(plan) + table + ([] if full is None else model_lines(full))
         if arguments.watts is not None and plan.estimate is not None:
             lines.append(
                 f"  {'energy':<16} {energy_kwh(plan.estimate.hours, arguments.watts):,.0f} kWh, cooling included"

@@ -9,7 +9,9 @@ import pytest
 from hf_pretrain.planning.repetition import (
     effective_parameters,
     effective_tokens,
+    parse_sources,
     repeat_value,
+    repeats_by_source,
     repetition_advice,
 )
 from hf_pretrain.utils.errors import UserError
@@ -64,3 +66,38 @@ def test_share_of_fresh_value():
     kept = (1, 0.9841, 0.9585, 0.9314, 0.9045, 0.8280, 0.7814, 0.6614, 0.5956, 0.3792, 0.3511, 0.2717, 0.1636)
     for epochs, share in zip(EPOCHS, kept, strict=True):
         assert effective_tokens(epochs * 1e9, 1e9) / (epochs * 1e9) == pytest.approx(share, abs=5.1e-5)
+
+
+def test_each_source():
+    held, shares = parse_sources("web=4T:0.7, code=300B:0.3")
+    assert held == {"web": 4e12, "code": 3e11} and shares == {"web": 0.7, "code": 0.3}
+    web, code = repeats_by_source(2e12, held, shares)
+    assert (web.epochs, web.level) == (pytest.approx(0.35), "ok")
+    assert (code.epochs, code.level, code.effective_tokens) == (
+        pytest.approx(2),
+        "ok",
+        pytest.approx(1.9682 * 3e11, rel=1e-4),
+    )
+    even = repeats_by_source(8.6e12, *parse_sources("web=4T,code=300B"))
+    assert [row.epochs for row in even] == pytest.approx([2, 2])
+    # Science section 8: a share of 0.3 of 1e12 tokens from 5e10 are 6 epochs.
+    assert repeats_by_source(1e12, {"a": 5e10, "b": 1e12}, {"a": 0.3, "b": 0.7})[0].epochs == pytest.approx(6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("web", "write each source once"),
+        ("web=1T,web=2T", "write each source once"),
+        ("web=4", "a unit is needed"),
+        ("web=1T:x", "is no number"),
+        ("web=1T:0.5,code=1T", "all of them a share, or none"),
+        ("web=1T:0.5,code=1T:0.6", "add up to 1.1"),
+        ("web=1T:1,code=1T:0", "share of code = 0"),
+    ],
+)
+def test_bad_sources(text, message):
+    with pytest.raises(UserError, match=message):
+        repeats_by_source(1e12, *parse_sources(text))
+    with pytest.raises(UserError, match="every source needs"):
+        repeats_by_source(1e12, {"a": 1e9}, {"b": 1.0})
