@@ -6,6 +6,7 @@ Read in this order:
 * `bits_per_byte`: bits per byte of held-out documents, by source, and by position within long documents.
 * `contamination_scores`: bits per byte of benchmark answers, over all items, over the clean ones and over those that
   were found in the training data, each with a bootstrap interval.
+* `memorisation`: training text given back word for word, by how often it was read.
 * `suite`: all of it for one model after the other, as facts.
 
 Example:

@@ -34,7 +34,7 @@ def evaluation_sections(run: RunData) -> list[Section]:
     """
     facts = run.stage("evaluate")
     return [
-        Section("result", "Result", _bits_per_byte(facts)),
+        Section("result", "Result", [*_bits_per_byte(facts), *memorisation_blocks(facts)]),
         Section("context", "Long context", _long_context(facts)),
         Section("benchmarks", "Benchmarks", _benchmarks(run, facts)),
     ]
@@ -81,6 +81,37 @@ def _bits_per_byte(facts: dict[str, Any]) -> list[Block]:
         ),
     )
     return [Block("figure", figure=figure)]
+
+
+def memorisation_blocks(facts: dict[str, Any]) -> list[Block]:
+    """Training text that models give back, by how often they read it.
+
+    Args:
+        facts (`dict`): Facts of an evaluate stage.
+
+    Returns:
+        `list[Block]`: A table and its convention; nothing where it was not measured.
+    """
+    found = facts.get("memorisation", {})
+    rows = [
+        [
+            model,
+            group,
+            number(rate["passages"]),
+            number(rate["extracted"]),
+            f"{rate['rate']:.1%} ({rate['interval'][0]:.1%} to {rate['interval'][1]:.1%})",
+        ]
+        for model, groups in found.get("rates", {}).items()
+        for group, rate in groups.items()
+    ]
+    if not rows:
+        return []
+    heads = [Column("model"), Column("read"), *(Column(head, True) for head in ("passages", "given back", "rate"))]
+    title = f"Training text of {found['stage']} given back word for word"
+    return [
+        Block("table", title=title, table=Table(heads, rows)),
+        Block("note", f"Convention: {found['convention']}."),
+    ]
 
 
 def _long_context(facts: dict[str, Any]) -> list[Block]:

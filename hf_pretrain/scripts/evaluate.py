@@ -45,6 +45,29 @@ class LongContextOptions:
 
 
 @dataclass(frozen=True)
+class MemorisationOptions:
+    """How much training text comes back word for word, by how often it was read.
+
+    Args:
+        stage (`str`): The training stage whose data is asked for; it must have read some of it more than once to tell
+            a difference.
+        prefix_tokens (`int`, *optional*, defaults to 32): Tokens given.
+        continuation_tokens (`int`, *optional*, defaults to 32): Tokens that must follow exactly.
+        max_passages (`int`, *optional*, defaults to 200): Passages read once, and as many read more often.
+    """
+
+    stage: str
+    prefix_tokens: int = 32
+    continuation_tokens: int = 32
+    max_passages: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("prefix_tokens", "continuation_tokens", "max_passages"):
+            if getattr(self, name) < 1:
+                raise UserError(f"memorisation.{name} = {getattr(self, name)}; at least 1 is expected.")
+
+
+@dataclass(frozen=True)
 class EvaluateOptions:
     """Keys of an evaluate stage's file.
 
@@ -68,6 +91,7 @@ class EvaluateOptions:
         confidence (`float`, *optional*, defaults to 0.95): Mass of the intervals.
         seed (`int`, *optional*, defaults to 0): Seed of the bootstrap.
         long_context (`LongContextOptions`, *optional*): Scores by position; left out by default.
+        memorisation (`MemorisationOptions`, *optional*): Training text given back; left out by default.
     """
 
     corpus: str
@@ -86,6 +110,7 @@ class EvaluateOptions:
     confidence: float = 0.95
     seed: int = 0
     long_context: LongContextOptions | None = None
+    memorisation: MemorisationOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -144,6 +169,7 @@ def run(spec: StageSpec) -> None:
     from transformers.utils import logging as transformers_logging
 
     from hf_pretrain.evaluation.bits_per_byte import iterate_documents
+    from hf_pretrain.evaluation.memorisation import memorisation_facts
     from hf_pretrain.evaluation.suite import EvaluationSuite
     from hf_pretrain.models.loading import load_saved_tokenizer
     from hf_pretrain.utils.atomic import write_json
@@ -178,10 +204,18 @@ def run(spec: StageSpec) -> None:
         options.seed,
     )
     long_models = long_context.models if long_context else []
+    passages = _passages(spec, options.memorisation)
+    rates = {}
     for name in dict.fromkeys([*options.models, *long_models]):
         model = _load_model(spec, name, options.untrained_source)
         suite.score(name, model, by_source=name in options.models, by_position=name in long_models)
+        if options.memorisation is not None and name in options.models:
+            lengths = (options.memorisation.prefix_tokens, options.memorisation.continuation_tokens)
+            found = memorisation_facts({name: model}, passages, *lengths)
+            rates = {**found, "rates": {**rates.get("rates", {}), **found["rates"]}}
     facts = suite.as_facts()
+    if options.memorisation is not None:
+        facts["memorisation"] = {"stage": options.memorisation.stage, **rates}
     write_json(spec.stage_dir / "evaluation.json", facts)
     Facts(spec.run_dir).record_stage(spec.name, spec.kind, facts)
 
@@ -201,6 +235,23 @@ def _validation_sources(corpus: Path, options: EvaluateOptions) -> "list[TokenSo
         if name not in found:
             raise UserError(f"sources: {unknown_name_message('source', name, found)}")
     return [TokenSource.open(found[name]) for name in options.sources or found]
+
+
+def _passages(spec: StageSpec, options: MemorisationOptions | None) -> dict[str, Any]:
+    """Passages of a training stage that were read once, and those read more often."""
+    if options is None:
+        return {}
+    from hf_pretrain.data.order import DataOrder
+    from hf_pretrain.evaluation.memorisation import passages_by_repetition
+
+    order = DataOrder.read(spec.resolve(options.stage))
+    length = options.prefix_tokens + options.continuation_tokens
+    if length > order.seq_length:
+        raise UserError(
+            f"memorisation: prefix_tokens + continuation_tokens = {length}; {options.stage} read windows of "
+            f"{order.seq_length} tokens: ask for fewer."
+        )
+    return passages_by_repetition(order.build(), order.num_samples, length, options.max_passages)
 
 
 def _long_documents(sources: "list[TokenSource]", options: LongContextOptions | None) -> list[Any]:
