@@ -101,6 +101,8 @@ def advise_sparsity(
         f"{experts:g} experts change the loss by {-gain:+.1%} at the same active parameters and tokens; all experts' "
         "weights and optimizer state have to be held, about 16 bytes a parameter"
     )
+    if gain < 0:
+        words = f"the law says that {words}: so small a run lies outside of it"
     if memory_bound:
         return Advice("sparsity", "dense", f"memory is the limit: {words}", "arXiv 2502.05172, advisory")
     sparse = gain >= _share("min_gain", min_gain)

@@ -30,10 +30,10 @@ class Efficiency:
         stage (`str`): Where it was measured.
         tokens_per_second (`float`): Of all devices together.
         flops_per_token (`float`): Under `flop_convention`.
-        flop_convention (`str`): How they are counted.
+        flop_convention (`str`): How they are counted: `"6n_active"`, in which budgets are planned.
         num_devices (`int`): Devices.
         goodput (`float`): Share of the stage's time that trained.
-        mfu (`float`, *optional*): Where the peak is known.
+        mfu (`float`, *optional*): Where the peak is known; in `flop_convention`, whatever the run logged it in.
         device (`str`, *optional*): Name of the device, where it is known.
     """
 
@@ -240,15 +240,19 @@ def measured_efficiency(facts: Mapping[str, Any], stage: str | None = None) -> E
     name = stage or max(found, key=lambda key: found[key]["throughput"].get("seconds", 0.0))
     value = found[name]
     speed, plan = value["throughput"], facts.get("plans", {}).get(name, {})
-    per_token = training_flops_per_token(value["model"]["config"], value["data"]["seq_length"])
+    config, length = value["model"]["config"], value["data"]["seq_length"]
+    per_token = training_flops_per_token(config, length, "6n_active")
+    mfu = speed.get("mfu")
+    if mfu is not None:
+        mfu *= per_token / training_flops_per_token(config, length, speed.get("flop_convention", DEFAULT_CONVENTION))
     return Efficiency(
         stage=name,
         tokens_per_second=float(speed["tokens_per_second"]),
         flops_per_token=per_token,
-        flop_convention=DEFAULT_CONVENTION,
+        flop_convention="6n_active",
         num_devices=int(value.get("processes") or 1),
         goodput=_share(speed.get("seconds"), value.get("seconds")) or 1.0,
-        mfu=speed.get("mfu"),
+        mfu=mfu,
         device=plan.get("device"),
     )
 
@@ -260,12 +264,13 @@ def replan(
 
     Args:
         efficiency (`Efficiency`): From [`measured_efficiency`].
-        flops (`float`): C of the new run; 6 N D leaves attention out, which the measured FLOPs count.
+        flops (`float`): C = 6 N D of the new run, with the parameters that a token uses.
         num_devices (`int`, *optional*): As many as the run had by default.
         price (`float`, *optional*): Of a device-hour.
 
     Returns:
-        `dict[str, Any]`: `flops_per_device_second`, `goodput`, `device_hours`, `days`, `cost`.
+        `dict[str, Any]`: `stage`, `flops_per_device_second`, `flop_convention`, `mfu`, `goodput`, `devices`,
+        `device_hours`, `days` and `cost`.
     """
     devices = efficiency.num_devices if num_devices is None else num_devices
     hours = positive("flops", flops) / efficiency.flops_per_device_second / efficiency.goodput / 3600

@@ -178,7 +178,7 @@ class _LogChart:
             self.canvas.text(44.0, self.y(value) + 4, tick_label(value), "end", "tick")
         for value in log_ticks(*x, 8 if wide else 4):
             self.canvas.line(self.x(value), height - 40.0, self.x(value), height - 36.0, "axis")
-            text = tick_label(value) if value < 1e12 else f"{value:.0e}".replace("+", "")
+            text = tick_label(value) if value < 1e10 else f"{value:.0e}".replace("+", "")
             self.canvas.text(self.x(value), height - 22.0, text, "middle", "tick")
         self.canvas.line(52.0, height - 40.0, self.right, height - 40.0, "axis")
         self.canvas.text(0, 12, y_label, "start", "axis-title")

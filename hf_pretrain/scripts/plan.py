@@ -3,7 +3,9 @@
 import argparse
 import json
 from dataclasses import asdict
+from typing import Any
 
+from hf_pretrain.planning.closed_loop import replan
 from hf_pretrain.planning.cost import DEFAULT_GOODPUT, DEFAULT_MFU, MFU_BAND, Cluster, energy_kwh
 from hf_pretrain.planning.counting import count_parameters
 from hf_pretrain.planning.hardware import DEFAULT_NETWORK_GBS, load_devices
@@ -23,6 +25,7 @@ from hf_pretrain.planning.training_plan import (
 from hf_pretrain.scripts.execution import guarded, prepare_process
 from hf_pretrain.scripts.model_configs import read_model_config, read_recipe
 from hf_pretrain.scripts.plan_files import frontier_svg, write_recipe
+from hf_pretrain.scripts.plan_from_run import measured_lines, take_over
 from hf_pretrain.scripts.plan_text import model_lines
 from hf_pretrain.utils.atomic import write_text
 from hf_pretrain.utils.errors import UserError
@@ -99,15 +102,18 @@ def _ratio(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _plan(arguments: argparse.Namespace) -> tuple[RunPlan, TrainingPlan | None]:
-    """The plan the arguments ask for, and the rest of it where there is a model."""
+def _plan(
+    arguments: argparse.Namespace, run_model: dict[str, Any] | None = None, run_tokens: float | None = None
+) -> tuple[RunPlan, TrainingPlan | None]:
+    """The plan the arguments ask for, else that of a run's model and tokens, and the rest where there is a model."""
 
     def count(text: str | None, name: str) -> float | None:
         return None if text is None else parse_count(text, name)
 
     params, tokens = count(arguments.params, "params"), count(arguments.tokens, "tokens")
     seq_length, batch = arguments.seq_length, arguments.global_batch
-    model = None if arguments.config is None else read_model_config(arguments.config)
+    model = run_model if arguments.config is None else read_model_config(arguments.config)
+    tokens = run_tokens if tokens is None else tokens
     if arguments.recipe is not None:
         if model is not None or params is not None:
             raise UserError(f"recipe = {arguments.recipe}; it gives the model: leave --config and --params out.")
@@ -185,16 +191,17 @@ def main(argv: list[str] | None = None) -> int:
         prog="hf-pretrain plan", description="Plan a run from a model, an amount of data or a budget."
     )
     parser.add_argument("recipe", nargs="?", help="a recipe folder: its model and its tokens")
+    parser.add_argument(
+        "--from-run", metavar="RUN", help="a run folder: plan with the efficiency measured there, its model by default"
+    )
     parser.add_argument("--params", metavar="N", help="parameters with embeddings, like 8B or 8e9")
     parser.add_argument("--tokens", metavar="D", help="training tokens, like 15T")
     parser.add_argument("--flops", metavar="C", help="budget, like 1e21")
     parser.add_argument("--gpus", metavar="64xH100", help="devices, for time and cost")
     parser.add_argument("--days", type=float, metavar="DAYS", help="with --gpus: the budget is what they do in them")
+    parser.add_argument("--mfu", type=float, help=f"share of the peak while training ({DEFAULT_MFU}, or the run's)")
     parser.add_argument(
-        "--mfu", type=float, default=DEFAULT_MFU, help="share of the peak while training (%(default)s)"
-    )
-    parser.add_argument(
-        "--goodput", type=float, default=DEFAULT_GOODPUT, help="share of the time that trains (%(default)s)"
+        "--goodput", type=float, help=f"share of the time that trains ({DEFAULT_GOODPUT}, or the run's)"
     )
     parser.add_argument("--price", type=float, metavar="PRICE", help="of a device-hour")
     parser.add_argument("--overhead", type=float, default=0.0, help="share on top of the devices' price (%(default)s)")
@@ -234,7 +241,16 @@ def main(argv: list[str] | None = None) -> int:
     prepare_process()
 
     def work() -> None:
-        plan, full = _plan(arguments)
+        measured, model, tokens = None, None, None
+        if arguments.from_run is not None:
+            measured, model, tokens = take_over(arguments)
+        arguments.mfu = DEFAULT_MFU if arguments.mfu is None else arguments.mfu
+        arguments.goodput = DEFAULT_GOODPUT if arguments.goodput is None else arguments.goodput
+        price = arguments.price
+        if measured is not None and arguments.gpus is None:
+            arguments.price = None  # it is that of the run's devices, not of a cluster
+        plan, full = _plan(arguments, model, tokens)
+        again = None if measured is None else replan(measured, plan.flops, price=price)
         if arguments.write is not None:
             if full is None:
                 raise UserError("write: no model of that size can be drawn up; give --config.")
@@ -249,11 +265,14 @@ def main(argv: list[str] | None = None) -> int:
             facts["sources"] = [asdict(one) for one in sources]
             if arguments.watts is not None and plan.estimate is not None:
                 facts["energy_kwh"] = energy_kwh(plan.estimate.hours, arguments.watts)
+            if again is not None:
+                facts["measured"] = again
             print(json.dumps(facts, allow_nan=False))
             return
         table = ["", "epochs of each source"] if sources else []
         table += [f"  {one.name:<16} {one.share:.1%} of the tokens: {one.advice}" for one in sources]
         lines = plan_lines(plan) + table + ([] if full is None else model_lines(full))
+        lines += [] if again is None else measured_lines(again)
         if arguments.watts is not None and plan.estimate is not None:
             lines.append(
                 f"  {'energy':<16} {energy_kwh(plan.estimate.hours, arguments.watts):,.0f} kWh, cooling included"

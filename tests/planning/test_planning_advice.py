@@ -50,6 +50,7 @@ def test_sparsity_uses_the_joint_law() -> None:
     assert advise_sparsity(1e9, 2e10, memory_bound=True).choice == "dense"
     assert advise_sparsity(1e9, 2e10, min_gain=0.05).choice == "dense"
     assert advise_sparsity(1e9, 2e10, experts=2).choice == "dense"  # 1.3 %
+    assert "lies outside" in advise_sparsity(1e6, 1e6).reason and advise_sparsity(1e6, 1e6).choice == "dense"
     with pytest.raises(UserError, match="counts active"):
         advise_sparsity(ModelSize(1e9, "total"), 2e10)
 
