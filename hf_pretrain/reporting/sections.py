@@ -17,6 +17,7 @@ from hf_pretrain.reporting.figures import (
     stacked_shares,
 )
 from hf_pretrain.reporting.run_data import RunData, TrainingLog, last_router_load, mixture_over_time
+from hf_pretrain.reporting.sections_compare import comparison_blocks
 from hf_pretrain.utils.number_text import count, duration, number
 
 
@@ -34,7 +35,7 @@ def evaluation_sections(run: RunData) -> list[Section]:
     """
     facts = run.stage("evaluate")
     return [
-        Section("result", "Result", [*_bits_per_byte(facts), *memorisation_blocks(facts)]),
+        Section("result", "Result", [*_bits_per_byte(facts), *memorisation_blocks(facts), *comparison_blocks(run)]),
         Section("context", "Long context", _long_context(facts)),
         Section("benchmarks", "Benchmarks", _benchmarks(run, facts)),
     ]

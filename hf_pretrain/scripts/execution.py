@@ -86,12 +86,14 @@ def stage_fingerprint(spec: StageSpec) -> str:
     return fingerprint([__version__, spec.kind, spec.config, upstream, files])
 
 
-def execute_stage(spec: StageSpec, run: Callable[[StageSpec], None]) -> None:
+def execute_stage(spec: StageSpec, run: Callable[[StageSpec], None], go_on: bool = False) -> None:
     """Runs a stage in its folder and keeps the manifest.
 
     Args:
         spec (`StageSpec`): The stage.
         run (`Callable`): Does the work.
+        go_on (`bool`, *optional*, defaults to `False`): Keep the folder of a stage whose file changed, so that its
+            work goes on from where it is.
 
     Raises:
         UserError: If a stage it builds on is missing, or the run folder belongs to another recipe.
@@ -108,7 +110,8 @@ def execute_stage(spec: StageSpec, run: Callable[[StageSpec], None]) -> None:
         claim_run_folder(spec)
         manifest = StepManifest.load(spec.stage_dir / "stage.json")
         if manifest is not None and manifest.fingerprint != digits:
-            retire_stage(spec)
+            if not go_on:
+                retire_stage(spec)
             manifest = None
         _make_folder(spec.stage_dir, "the stage's folder")
         manifest = (manifest or StepManifest(spec.stage_dir / "stage.json", digits)).start()
@@ -349,6 +352,6 @@ def stage_main(
         with run_folder_lock(spec.run_dir):
             if done and is_main_process():
                 retire_stage(spec)
-            execute_stage(spec, run)
+            execute_stage(spec, run, getattr(arguments, "go_on", False))
 
     return guarded(work)

@@ -93,6 +93,9 @@ def _options(spec: StageSpec) -> tuple["StageOptions", "PretrainConfig"]:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--go-on", action="store_true", help="go on from the stage's checkpoint though its file changed, e.g. longer"
+    )
     beside = parser.add_mutually_exclusive_group()
     beside.add_argument(
         "--control",

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from test_scripts_pretrain import MIXTURE, MODEL, facts, write_recipe
+from test_scripts_pretrain import MIXTURE, MODEL, facts, log, write_recipe
 
 from hf_pretrain.scripts import pretrain
 from hf_pretrain.scripts.compare import micro_anneal_options
@@ -70,3 +70,21 @@ def test_both_short_anneals_read_the_same_mix_but_for_the_candidate():
     assert both["with"].training["decay_fraction"] == 1.0
     with pytest.raises(UserError, match="reads nothing else"):
         micro_anneal_options(StageOptions("c", init_from="m", mixture={"books": 1}), "books", 1000)
+
+
+@pytest.mark.slow
+def test_a_stage_is_made_longer_from_its_checkpoint(tmp_path, capsys):
+    run, (path,) = write_recipe(
+        tmp_path, s2_pretrain={"model": MODEL, "mixture": MIXTURE, "train_tokens": 8 * 256, "decay_fraction": 0.0}
+    )
+    assert pretrain.main(["--config", path]) == 0
+    first = [line["loss"] for line in log(run, "2_pretrain") if "loss" in line]
+    longer = ["--config", path, "--set", f"train_tokens={12 * 256}"]
+    assert pretrain.main([*longer, "--go-on"]) == 0
+    found = facts(run, "2_pretrain")
+    assert found["data"]["steps"] == 12
+    assert [line["loss"] for line in log(run, "2_pretrain") if "loss" in line][:8] == first
+    assert not (run / "2_pretrain.previous").exists()
+    # Changed without asking for it, it is an error that leaves everything as it is.
+    assert pretrain.main([*longer, "--set", "learning_rate=0.5", "--go-on"]) == 2
+    assert "resume_changes: [learning_rate]" in capsys.readouterr().err
