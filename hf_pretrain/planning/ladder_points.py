@@ -5,6 +5,7 @@ numbers, units that are off by a billion, compute that does not fit N and D.
 """
 
 import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,25 @@ def read_points(paths: Sequence[str | Path], count: str = "total") -> list[RunPo
         points += _read_csv(path) if path.suffix.lower() in (".csv", ".tsv") else _read_facts(path, count)
     check_points(points)
     return sorted(points, key=lambda point: (point.held_out, point.flops))
+
+
+def points_csv(points: Sequence[RunPoint]) -> str:
+    """Writes runs as a CSV that [`read_points`] reads.
+
+    Args:
+        points (`Sequence[RunPoint]`): The runs.
+
+    Returns:
+        `str`: A head line and a line a run.
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["name", "parameters", "tokens", "loss", "held_out"])
+    for point in points:
+        writer.writerow(
+            [point.name, f"{point.parameters:.0f}", f"{point.tokens:.0f}", f"{point.loss:.6f}", int(point.held_out)]
+        )
+    return stream.getvalue()
 
 
 def check_points(points: Sequence[RunPoint]) -> None:

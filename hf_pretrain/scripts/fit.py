@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from hf_pretrain.planning.fit_report import CONSTANTS, FitReport, make_fit_report
-from hf_pretrain.planning.ladder_points import COUNTS, read_points
+from hf_pretrain.planning.ladder_points import COUNTS, points_csv, read_points
 from hf_pretrain.planning.quantities import format_count, parse_flops
 from hf_pretrain.scripts.execution import guarded, prepare_process
 from hf_pretrain.utils.atomic import write_text
@@ -128,6 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--held-out", action="append", default=[], metavar="RUN", help="name of a run to predict")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write fit_loss.svg and fit_frontier.svg there")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the runs there, as a CSV that this verb reads")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     prepare_process(arguments.json)
@@ -145,6 +146,8 @@ def main(argv: list[str] | None = None) -> int:
             points = [dataclasses.replace(point, held_out=point.name in arguments.held_out) for point in points]
         require("scipy", "planning", "fitting a law")
         report = make_fit_report(points, arguments.count, target, arguments.resamples, arguments.level, arguments.seed)
+        if arguments.csv is not None:
+            write_text(arguments.csv, points_csv(points))
         files = [] if arguments.plot is None else write_plots(report, arguments.plot)
         if arguments.json:
             print(json.dumps({**report.to_dict(), "plots": [str(file) for file in files]}, allow_nan=False))

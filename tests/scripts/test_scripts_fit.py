@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,24 @@ def test_wrong_options_are_one_line(csv_file, capsys, options, message):
     assert main([str(csv_file), *options]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_the_ladder_on_cpu_predicts_a_run_of_twice_the_cost(tmp_path, capsys):
+    """The runs of recipes/ladder_cpu, as they were trained: the fit, its prediction, and what its README says."""
+    recipe = Path(__file__).parents[2] / "recipes" / "ladder_cpu"
+    copy = tmp_path / "again.csv"
+    options = ["--resamples", "20", "--json", "--csv", str(copy)]
+    assert main([str(recipe / "points.csv"), *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["fitted"]) == 13
+    (last,) = found["held_out"]
+    others = [6 * run["parameters"] * run["tokens"] for run in found["fitted"]]
+    assert 6 * last["parameters"] * last["tokens"] > 1.9 * max(others)
+    assert abs(last["error"]) < 0.03
+    text = (recipe / "README.md").read_text(encoding="utf-8")
+    for run in (*found["fitted"], last):
+        assert f"| {run['measured']:.4f} | {run['predicted']:.4f} | {run['error']:+.2%} |" in text
+    assert copy.read_text(encoding="utf-8") == (recipe / "points.csv").read_text(encoding="utf-8")
 
 
 def test_no_torch_is_loaded(csv_file):

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from hf_pretrain.scripts.plan import main
+from hf_pretrain.scripts.pretrain import _record_plan
+from hf_pretrain.utils.facts import Facts
 
 
 CONFIG = {
@@ -55,3 +57,20 @@ def test_people_read_it_too(run_folder, capsys):
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert main(["--from-run", str(tmp_path)]) == 2
     assert "it holds no facts.json" in capsys.readouterr().err
+
+
+def test_a_resumed_stage_keeps_the_plan_it_started_with(tmp_path):
+    class Stage:
+        def __init__(self, tokens):
+            self.tokens = tokens
+
+        def plan(self):
+            return {"train_tokens": self.tokens}
+
+    facts = Facts(tmp_path)
+    _record_plan(facts, "2_pretrain", Stage(10), resumed=False)
+    _record_plan(facts, "3_anneal", Stage(5), resumed=False)
+    _record_plan(facts, "2_pretrain", Stage(99), resumed=True)
+    assert facts.load()["plans"] == {"2_pretrain": {"train_tokens": 10}, "3_anneal": {"train_tokens": 5}}
+    _record_plan(facts, "2_pretrain", Stage(99), resumed=False)  # begun anew
+    assert facts.load()["plans"]["2_pretrain"] == {"train_tokens": 99}
