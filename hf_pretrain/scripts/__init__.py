@@ -9,6 +9,9 @@ Nothing heavy is imported at the top of a file here: `--help` answers at once.
 ```
 hf-pretrain run recipes/tiny_cpu
 hf-pretrain trace runs/tiny_cpu --step 3
+hf-pretrain trace runs/tiny_cpu --doc web/0
+hf-pretrain pretrain --config recipes/tiny_cpu/3_anneal.yaml --micro-anneal books
+hf-pretrain average runs/tiny_cpu/2_pretrain runs/tiny_cpu/3_anneal runs/tiny_cpu/mean
 hf-pretrain handoff runs/tiny_cpu/2_pretrain --to megatron handed_over --ep 2
 accelerate launch --config_file recipes/accelerate_configs/single.yaml -m hf_pretrain.scripts.pretrain --config recipes/tiny_cpu/2_pretrain.yaml
 ```

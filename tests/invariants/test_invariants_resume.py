@@ -52,7 +52,7 @@ def test_another_cut_of_the_batch_reads_the_same_samples(tmp_path):
     assert losses(resumed) == pytest.approx(losses(straight), abs=1e-5)
 
 
-@pytest.mark.parametrize("workers", [1])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_data_workers_change_nothing(tmp_path, workers):
     straight = make(tmp_path / "straight", "llama", save_strategy="no")
     straight.train()

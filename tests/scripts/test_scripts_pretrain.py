@@ -245,7 +245,9 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
     assert end["loss"] == pytest.approx(begin["loss"], abs=2e-5)
     assert facts(two, "2_pretrain")["processes"] == 2
     order = [json.loads((folder / "2_pretrain" / "data_order.json").read_text()) for folder in (one, two)]
-    assert order[0]["batches"] == order[1]["batches"]
+    assert order[0]["schedule"] == order[1]["schedule"]
+    (first,), (second,) = (entry["batches"] for entry in order)
+    assert {**first, "world_size": 2} == second
 
 
 @pytest.mark.slow
