@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from hf_pretrain.data.packing import PackedSamples, Packing, Rows, make_rows, mark_documents, pack_window
 from hf_pretrain.data.permutation import Permutation, derive_seed
+from hf_pretrain.data.phases import check_context
 from hf_pretrain.data.repeats import MaxEpochs, OnExcess, SourcePlan, fit_repeats, plan_sources
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.skips import Skips
@@ -24,35 +26,12 @@ from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 
 
+_BLOCK = 1024
+
+
 @functools.lru_cache(maxsize=256)
 def _epoch_permutation(size: int, seed: int, name: str, epoch: int) -> Permutation:
     return Permutation(size, derive_seed(seed, name, epoch))
-
-
-def pack_window(tokens: np.ndarray, document_starts: np.ndarray) -> dict[str, torch.Tensor]:
-    """Turns one window of packed documents into model inputs.
-
-    Position ids restart where a document begins, which is how packed attention tells documents apart. The label of a
-    document's first token is -100: nothing may be predicted across a document's edge.
-
-    Args:
-        tokens (`np.ndarray`): int64 ids of shape `[seq_length]`.
-        document_starts (`np.ndarray`): Offsets at which documents begin.
-
-    Returns:
-        `dict[str, torch.Tensor]`: `input_ids`, `labels` and `position_ids`, int64 of shape `[seq_length]`. Labels are
-        not shifted; the model shifts.
-    """
-    labels = tokens.copy()
-    labels[document_starts] = -100
-    last_start = np.zeros(len(tokens), dtype=np.int64)
-    last_start[document_starts] = document_starts
-    positions = np.arange(len(tokens), dtype=np.int64) - np.maximum.accumulate(last_start)
-    return {
-        "input_ids": torch.from_numpy(tokens),
-        "labels": torch.from_numpy(labels),
-        "position_ids": torch.from_numpy(positions),
-    }
 
 
 class MixtureDataset(Dataset):
@@ -69,11 +48,12 @@ class MixtureDataset(Dataset):
             reads a source more often.
         skipped (`Iterable[Sequence[int]]`, *optional*): `[start, stop]` ranges of samples to leave out. Item `i` is
             then the i-th sample that lies in none of them.
+        packing (`"concat"` or `"best_fit"`, *optional*, defaults to `"concat"`): How documents share rows: cut into
+            windows wherever these end, or kept whole where they fit.
 
     Raises:
         UserError: If sources share a name or differ in vocabulary, a scheduled source is missing or too short, or a
-        cap is
-            exceeded.
+            cap is exceeded.
     """
 
     def __init__(
@@ -86,6 +66,7 @@ class MixtureDataset(Dataset):
         max_epochs: MaxEpochs | None = None,
         on_excess: OnExcess = "refuse",
         skipped: Iterable[Sequence[int]] = (),
+        packing: Packing = "concat",
     ) -> None:
         if isinstance(seq_length, bool) or not isinstance(seq_length, int) or seq_length < 2:
             raise UserError(f"seq_length = {seq_length!r}; allowed are whole numbers from 2 up")
@@ -94,7 +75,7 @@ class MixtureDataset(Dataset):
             if source.name in by_name:
                 raise UserError(f"two sources are called {source.name!r}; give each its own name")
             by_name[source.name] = source
-        vocabularies = {source.vocab_size for source in sources if source.folder is not None}
+        vocabularies = {source.vocab_size for source in sources if source.vocab_size and source.folder is not None}
         if len(vocabularies) > 1:
             raise UserError(
                 "the sources were made by different tokenizers (vocabularies of "
@@ -109,6 +90,9 @@ class MixtureDataset(Dataset):
         self.skips = Skips(skipped)
         # Samples already trained on, whose shares must stay when a changed schedule is fitted to the caps.
         self.fixed_samples = 0
+        self.packing = packing
+        self._rows_of: dict[str, Rows] = {}
+        self._vocab_size = min((source.vocab_size for source in sources if source.vocab_size), default=0)
         self.set_schedule(schedule)
         self._num_samples = schedule.num_samples if num_samples is None else num_samples
 
@@ -137,12 +121,21 @@ class MixtureDataset(Dataset):
         for name in schedule.sources:
             if name not in self._by_name:
                 raise UserError(f"mixture: {unknown_name_message('source', name, self._by_name)}")
-        windows = {name: self._by_name[name].num_windows(self.seq_length) for name in schedule.sources}
+        for phase in schedule.phases:
+            if phase.seq_length is not None:
+                check_context(phase.seq_length, self.seq_length, f"phase {phase.name!r}: seq_length")
+        for name in schedule.sources:
+            if name not in self._rows_of:
+                self._rows_of[name] = make_rows(self._by_name[name], self.seq_length, self.packing)
+        windows = {name: self._rows_of[name].num_rows for name in schedule.sources}
         self._requested = schedule
         self.schedule = fit_repeats(
             schedule, windows, self.seq_length, self.max_epochs, self.on_excess, self.fixed_samples
         )
         self._windows = [windows[name] for name in self.schedule.sources]
+        self._rows = [self._rows_of[name] for name in self.schedule.sources]
+        self._contexts = {phase.seq_length for phase in self.schedule.phases} - {None, self.seq_length}
+        self._make_blocks()
 
     def plan(self) -> list[SourcePlan]:
         """Computes what the whole run draws from each source.
@@ -185,12 +178,86 @@ class MixtureDataset(Dataset):
             IndexError: If the index lies outside the run.
         """
         index = int(index)
-        if not 0 <= index < self._num_samples:
-            raise IndexError(f"sample {index} of a run of {self._num_samples}")
+        self._check_index(index)
         index = self.skips.sample_at(index)
         source, _, window = self.locate(index)
-        tokens, starts = self._by_name[self.schedule.sources[source]].window(window, self.seq_length)
-        return {**pack_window(tokens, starts), "sample_index": index, "source_index": source}
+        return self._read([index], [(source, window)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> PackedSamples:
+        """Builds the samples of a batch at once, which is what a `DataLoader` asks for.
+
+        Args:
+            indices (`Sequence[int]`): Numbers of the samples.
+
+        Returns:
+            `PackedSamples`: The same samples as one by one.
+
+        Raises:
+            IndexError: If an index lies outside the run.
+        """
+        indices = [int(index) for index in indices]
+        for index in indices:
+            self._check_index(index)
+        indices = [self.skips.sample_at(index) for index in indices]
+        places = []
+        for index in indices:
+            number, offset = divmod(index, _BLOCK)
+            source, draw = self._place_block(number)[offset]
+            epoch, place = divmod(draw, self._windows[source])
+            number, offset = divmod(place, _BLOCK)
+            places.append((source, self._window_block(source, epoch, number)[offset]))
+        return self._read(indices, places)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_place_block", "_window_block")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make_blocks()
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index} of a run of {self._num_samples}")
+
+    def _make_blocks(self) -> None:
+        # Neighbouring samples are found together many times faster than alone. This is a cache and no state: any
+        # sample is the same whatever was asked for before.
+        self._place_block = functools.lru_cache(maxsize=4)(self._locate_block)
+        self._window_block = functools.lru_cache(maxsize=4 * len(self._windows))(self._permute_block)
+
+    def _locate_block(self, number: int) -> list[tuple[int, int]]:
+        return self.schedule.locate_range(number * _BLOCK, (number + 1) * _BLOCK)
+
+    def _permute_block(self, source: int, epoch: int, number: int) -> list[int]:
+        size = self._windows[source]
+        permutation = _epoch_permutation(size, self.seed, self.schedule.sources[source], epoch)
+        return permutation.block(number * _BLOCK, min((number + 1) * _BLOCK, size))
+
+    def _read(self, indices: list[int], places: list[tuple[int, int]]) -> PackedSamples:
+        ids = np.empty((len(indices), self.seq_length), dtype=np.int64)
+        edges = [self._rows[source].read_into(window, ids[row]) for row, (source, window) in enumerate(places)]
+        if self._vocab_size and ids.size and int(ids.max()) >= self._vocab_size:
+            for row, (source, window) in enumerate(places):
+                start, stop = self._rows[source].spans(window)[0][0], self._rows[source].spans(window)[-1][1]
+                self.sources[source].check_ids(start, stop, int(ids[row].max()))
+        labels, positions = ids.copy(), np.empty_like(ids)
+        for row, (starts, filled) in enumerate(edges):
+            context = self.schedule.phase_at(indices[row]).seq_length if self._contexts else None
+            mark_documents(labels[row], positions[row], starts, filled, context)
+        tensors = (torch.from_numpy(array) for array in (ids, labels, positions))
+        return PackedSamples(*tensors, indices, [source for source, _ in places])
+
+    def spans(self, index: int) -> list[tuple[int, int]]:
+        """Names the tokens that a sample holds.
+
+        Args:
+            index (`int`): Number of the sample.
+
+        Returns:
+            `list[tuple[int, int]]`: Ranges of positions in the sample's source, in their order in the row.
+        """
+        source, _, window = self.locate(index)
+        return self._rows[source].spans(window)
 
     def consumed(self, index: int) -> dict[str, dict[str, float]]:
         """Counts what the first samples trained on held.

@@ -125,6 +125,7 @@ class DataOrder:
             `fingerprint`.
         batches (`list[BatchSpan]`): Sizes of the global batch.
         skips (`Skips`): The samples left out.
+        packing (`str`, *optional*, defaults to `"concat"`): How documents share rows.
     """
 
     seed: int
@@ -134,6 +135,7 @@ class DataOrder:
     sources: list[dict[str, Any]]
     batches: list[BatchSpan] = field(default_factory=list)
     skips: Skips = field(default_factory=Skips)
+    packing: str = "concat"
 
     @classmethod
     def of(
@@ -165,7 +167,16 @@ class DataOrder:
             for source in dataset.sources
         ]
         spans = [BatchSpan(0, 0, global_batch, world_size, micro_batch)]
-        return cls(dataset.seed, dataset.seq_length, len(dataset), dataset.schedule, sources, spans, dataset.skips)
+        return cls(
+            dataset.seed,
+            dataset.seq_length,
+            len(dataset),
+            dataset.schedule,
+            sources,
+            spans,
+            dataset.skips,
+            dataset.packing,
+        )
 
     def write(self, folder: str | Path) -> None:
         """Writes `data_order.json` atomically.
@@ -183,6 +194,7 @@ class DataOrder:
             "seed": self.seed,
             "seq_length": self.seq_length,
             "num_samples": self.num_samples,
+            "packing": self.packing,
             "batches": [vars(span) for span in self.batches],
             "skipped": self.skips.to_json(),
             "sources": sources,
@@ -225,6 +237,7 @@ class DataOrder:
             sources,
             [BatchSpan(**span) for span in data["batches"]],
             Skips(data.get("skipped", ())),
+            data.get("packing", "concat"),
         )
 
     def continued_by(self, new: "DataOrder", step: int) -> "DataOrder":
@@ -241,7 +254,7 @@ class DataOrder:
             UserError: If the resumed run would have read other samples in the steps already made.
         """
         consumed = self.positions_of_step(step).stop if step else 0
-        for key in ("seed", "seq_length"):
+        for key in ("seed", "seq_length", "packing"):
             if consumed and getattr(self, key) != getattr(new, key):
                 raise UserError(
                     f"{key} = {getattr(new, key)}; the run was begun with {getattr(self, key)}, "
@@ -350,7 +363,7 @@ class DataOrder:
                 raise UserError(
                     f"source {entry['name']!r} was held in memory and is gone; only sources on disk can be traced"
                 )
-            source = TokenSource.open(entry["folder"])
+            source = TokenSource.open(entry["folder"], entry["name"])
             if fingerprint(source.metadata.get("files", [])) != entry["fingerprint"]:
                 raise UserError(f"source {entry['name']!r}: the shards in {entry['folder']} are not those of the run")
             sources.append(source)
@@ -363,4 +376,5 @@ class DataOrder:
             self.num_samples,
             max_epochs=float("inf"),
             skipped=self.skips.to_json(),
+            packing=self.packing,
         )

@@ -6,6 +6,9 @@ even-handed `2^b >= n` the walk takes fewer than two steps on average. Below 256
 Feistel network of a few bits reaches only few of the permutations.
 """
 
+import numpy as np
+
+
 _MASK = (1 << 64) - 1
 _ROUNDS = 6
 _SMALL = 256
@@ -96,6 +99,25 @@ class Permutation:
             value = self._forward(value)
         return value
 
+    def block(self, start: int, stop: int) -> list[int]:
+        """Gives the numbers at neighbouring places, much faster than one by one.
+
+        Args:
+            start (`int`): First place.
+            stop (`int`): End, exclusive, at most `size`.
+
+        Returns:
+            `list[int]`: Their images.
+        """
+        if self._table is not None:
+            return self._table[start:stop]
+        values = self._forward_all(np.arange(start, stop, dtype=np.uint64))
+        outside = np.flatnonzero(values >= self.size)
+        while len(outside):
+            values[outside] = self._forward_all(values[outside])
+            outside = outside[values[outside] >= self.size]
+        return values.tolist()
+
     def index_of(self, value: int) -> int:
         """Finds the place of a number: the inverse permutation.
 
@@ -125,6 +147,19 @@ class Permutation:
             left, right = right, left ^ (mix64(key ^ right) & ((1 << left_bits) - 1))
             left_bits, right_bits = right_bits, left_bits
         return (left << right_bits) | right
+
+    def _forward_all(self, values: np.ndarray) -> np.ndarray:
+        left_bits, right_bits = self._high_bits, self._low_bits
+        left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
+        for key in self._keys:
+            mixed = right ^ np.uint64(key)
+            mixed += np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            mixed ^= mixed >> np.uint64(31)
+            left, right = right, left ^ (mixed & np.uint64((1 << left_bits) - 1))
+            left_bits, right_bits = right_bits, left_bits
+        return (left << np.uint64(right_bits)) | right
 
     def _backward(self, value: int) -> int:
         left_bits, right_bits = self._high_bits, self._low_bits

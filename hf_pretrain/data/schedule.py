@@ -12,57 +12,17 @@ A linear ramp from one mix to the next is cut into short pieces of constant weig
 import bisect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from hf_pretrain.data.phases import Phase, check_phases, is_number, normalised_shares, phases_from_config
+from hf_pretrain.data.placement import Segment, apportion, draws_before, walk_draws
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 
 
 RAMP_PIECES = 16
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of samples drawn with one set of weights.
-
-    Args:
-        name (`str`): What the logs call it.
-        start (`int`): First sample.
-        stop (`int`): End, exclusive.
-        weights (`dict[str, float]`): Token share of each source; normalised to sum to 1.
-        ramp (`int`, *optional*, defaults to 0): Number of samples over which the weights move linearly from the
-            previous phase's to these.
-        planned_stop (`int`, *optional*): Where the phase was to end when its order was laid out. A phase that a later
-            change cut short keeps its order up to the cut, and one that became longer goes on with its order again.
-    """
-
-    name: str
-    start: int
-    stop: int
-    weights: dict[str, float]
-    ramp: int = 0
-    planned_stop: int | None = None
-
-    @property
-    def end_of_plan(self) -> int:
-        """Where the laid-out order of the phase ends."""
-        return self.stop if self.planned_stop is None else self.planned_stop
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """Samples `[start, stop)` with whole quotas over `[start, start + length)`; `base` counts the draws before it."""
-
-    start: int
-    stop: int
-    phase: int
-    quotas: tuple[int, ...]
-    base: tuple[int, ...]
-    length: int
-    scale: int  # least common multiple of the quotas: half-draw times become integers
-    shares: tuple[Fraction, ...]
 
 
 class MixtureSchedule:
@@ -92,8 +52,9 @@ class MixtureSchedule:
         for name in self.start_draws:
             if name not in self.sources:
                 raise UserError(unknown_name_message("source", name, self.sources))
-        self._check_phases()
-        self._shares = [self._normalised(phase) for phase in self.phases]
+        check_phases(self.phases)
+        self._phase_starts = [phase.start for phase in self.phases]
+        self._shares = [normalised_shares(phase, self.sources) for phase in self.phases]
         self._segments = self._lay_out()
         self._starts = [segment.start for segment in self._segments]
 
@@ -132,7 +93,7 @@ class MixtureSchedule:
             config (`Mapping[str, Any]`): Either weights alone (`{web: 0.7, code: 0.3}`) or `{phases: [...]}` where a
                 phase has `name`, `weights`, one of `fraction`, `samples`, `tokens` (the last phase may leave it out
                 and takes the rest) and, after the first, `ramp_fraction`, the share of the phase over which weights
-                move linearly.
+                move linearly, and `seq_length`, a shorter context of the phase.
             num_samples (`int`): Length of the run in samples.
             seq_length (`int`): Tokens of a sample, to convert `tokens`.
             start_draws (`Mapping[str, int]`, *optional*): Draws made by earlier stages.
@@ -145,29 +106,7 @@ class MixtureSchedule:
         """
         if "phases" not in config:
             return cls.from_weights(config, num_samples, start_draws=start_draws)
-        others = set(config) - {"phases"}
-        if others:
-            raise UserError(
-                f"mixture.{min(others)}: beside `phases` no other key is allowed; put weights into the phases"
-            )
-        entries = config["phases"]
-        if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
-            raise UserError("mixture.phases is empty; give at least one phase with `name` and `weights`")
-        phases, position = [], 0
-        for index, entry in enumerate(entries):
-            length = _phase_length(entry, index, index == len(entries) - 1, position, num_samples, seq_length)
-            ramp_fraction = entry.get("ramp_fraction", 0.0)
-            if not _is_number(ramp_fraction) or not 0 <= ramp_fraction <= 1:
-                raise UserError(f"mixture.phases[{index}].ramp_fraction = {ramp_fraction!r}; allowed is 0 to 1")
-            name = str(entry.get("name", f"phase_{index}"))
-            weights = entry["weights"]
-            phases.append(Phase(name, position, position + length, dict(weights), round(ramp_fraction * length)))
-            position += length
-        if position != num_samples:
-            raise UserError(
-                f"mixture.phases cover {position} of the run's {num_samples} samples of {seq_length} tokens; make the "
-                "fractions sum to 1 or leave the length of the last phase out"
-            )
+        phases = phases_from_config(config, num_samples, seq_length)
         names = list(dict.fromkeys(name for phase in phases for name in phase.weights))
         return cls(names, phases, start_draws)
 
@@ -189,6 +128,32 @@ class MixtureSchedule:
         source, counts = self._place(index)
         return source, counts[source] + self.start_draws.get(self.sources[source], 0)
 
+    def locate_range(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Finds the sources of neighbouring samples, much faster than one by one.
+
+        Args:
+            start (`int`): First sample.
+            stop (`int`): End, exclusive.
+
+        Returns:
+            `list[tuple[int, int]]`: What [`MixtureSchedule.locate`] gives for each.
+        """
+        earlier = [self.start_draws.get(name, 0) for name in self.sources]
+        found: list[tuple[int, int]] = []
+        while start < stop:
+            number = max(bisect.bisect_right(self._starts, start) - 1, 0)
+            segment = self._segments[number]
+            rounds, offset = divmod(start - segment.start, segment.length)
+            limit = segment.length if number == len(self._segments) - 1 else segment.stop - segment.start
+            count = min(stop - start, limit - offset)
+            base = [
+                early + before + rounds * quota
+                for early, before, quota in zip(earlier, segment.base, segment.quotas, strict=True)
+            ]
+            found += [(source, base[source] + drawn) for source, drawn in walk_draws(segment, offset, count)]
+            start += count
+        return found
+
     def counts(self, index: int) -> dict[str, int]:
         """Counts the draws among the first samples.
 
@@ -209,7 +174,7 @@ class MixtureSchedule:
         Returns:
             `Phase`: The last phase that starts at or before it.
         """
-        return self.phases[max(bisect.bisect_right([phase.start for phase in self.phases], index) - 1, 0)]
+        return self.phases[max(bisect.bisect_right(self._phase_starts, index) - 1, 0)]
 
     def shares(self, stop: int | None = None) -> dict[str, float]:
         """The planned share of each source over the first samples, before rounding to whole draws.
@@ -259,7 +224,7 @@ class MixtureSchedule:
             raise UserError(
                 f"phase {name!r} starts at sample {start}; the run has {num_samples}: start it earlier or train longer"
             )
-        if not _is_number(ramp_fraction) or not 0 <= ramp_fraction <= 1:
+        if not is_number(ramp_fraction) or not 0 <= ramp_fraction <= 1:
             raise UserError(f"ramp_fraction = {ramp_fraction!r}; allowed is 0 to 1")
         kept = []
         for phase in self.phases:
@@ -267,11 +232,11 @@ class MixtureSchedule:
             if not is_cut or phase.stop == start:
                 kept.append(phase)
             elif phase.start < start:
-                kept.append(Phase(phase.name, phase.start, start, phase.weights, phase.ramp, phase.end_of_plan))
+                kept.append(replace(phase, stop=start, planned_stop=phase.end_of_plan))
         ramp = round(ramp_fraction * (num_samples - start)) if kept else 0
         return MixtureSchedule(
             list(dict.fromkeys([*self.sources, *weights])),
-            [*kept, Phase(name, start, num_samples, dict(weights), ramp)],
+            [*kept, Phase(name, start, num_samples, dict(weights), ramp, None, self.phase_at(start).seq_length)],
             self.start_draws,
         )
 
@@ -311,14 +276,7 @@ class MixtureSchedule:
             `MixtureSchedule`: The changed schedule.
         """
         phases = [
-            Phase(
-                phase.name,
-                phase.start,
-                phase.stop,
-                {name: weight * factors.get(name, 1.0) for name, weight in phase.weights.items()},
-                phase.ramp,
-                phase.planned_stop,
-            )
+            replace(phase, weights={name: weight * factors.get(name, 1.0) for name, weight in phase.weights.items()})
             if phase.stop > start
             else phase
             for phase in self.phases
@@ -363,6 +321,7 @@ class MixtureSchedule:
                 "planned_stop": phase.end_of_plan,
                 "ramp": phase.ramp,
                 "weights": dict(phase.weights),
+                **({"seq_length": phase.seq_length} if phase.seq_length is not None else {}),
             }
             for phase in self.phases
         ]
@@ -389,46 +348,6 @@ class MixtureSchedule:
         phases = ", ".join(f"{phase.name}[{phase.start}, {phase.stop})" for phase in self.phases)
         return f"MixtureSchedule({phases})"
 
-    def _check_phases(self) -> None:
-        if not self.phases:
-            raise UserError("a mixture needs at least one phase")
-        position = 0
-        for phase in self.phases:
-            if phase.start != position:
-                kind = "overlaps the phase before it" if phase.start < position else "leaves a gap before it"
-                raise UserError(
-                    f"phase {phase.name!r} starts at sample {phase.start} and {kind}, which ends at {position}"
-                )
-            if phase.stop <= phase.start:
-                raise UserError(
-                    f"phase {phase.name!r} holds no sample (from {phase.start} to {phase.stop}); "
-                    "make it longer or leave it out"
-                )
-            if not 0 <= phase.ramp <= phase.end_of_plan - phase.start:
-                raise UserError(f"phase {phase.name!r}: a ramp of {phase.ramp} samples is longer than the phase")
-            if phase.ramp and position == 0:
-                raise UserError(
-                    f"phase {phase.name!r} is the first and has nothing to ramp from; set its ramp_fraction to 0"
-                )
-            position = phase.stop
-
-    def _normalised(self, phase: Phase) -> list[Fraction]:
-        if not isinstance(phase.weights, Mapping) or not phase.weights:
-            raise UserError(f"phase {phase.name!r}: weights = {phase.weights!r}; give a share for each source")
-        for name, weight in phase.weights.items():
-            if name not in self.sources:
-                raise UserError(f"phase {phase.name!r}: {unknown_name_message('source', name, self.sources)}")
-            if not _is_number(weight) or not math.isfinite(weight) or weight < 0:
-                raise UserError(
-                    f"phase {phase.name!r}: weights.{name} = {weight!r}; allowed are finite numbers from 0 up"
-                )
-        # The shortest decimal of the float, so that 0.1 means one tenth and all arithmetic stays exact.
-        raw = [Fraction(repr(phase.weights.get(name, 0))) for name in self.sources]
-        total = sum(raw)
-        if not total:
-            raise UserError(f"phase {phase.name!r}: all weights are 0; give at least one source a share")
-        return [weight / total for weight in raw]
-
     def _pieces(self) -> Iterable[tuple[int, int, int, int, list[Fraction]]]:
         """Yields `(phase, start, stop, length, shares)`, with each ramp cut into pieces of constant weights."""
         for number, phase in enumerate(self.phases):
@@ -447,20 +366,18 @@ class MixtureSchedule:
                 yield number, position, min(position + length, phase.stop), length, shares
                 position += length
 
-    def _lay_out(self) -> list[_Segment]:
-        segments: list[_Segment] = []
+    def _lay_out(self) -> list[Segment]:
+        segments: list[Segment] = []
         targets = [Fraction(0)] * len(self.sources)
         base = [0] * len(self.sources)
         for phase, start, stop, length, shares in self._pieces():
             planned = [target + share * length for target, share in zip(targets, shares, strict=True)]
-            quotas = _apportion(planned, base, shares, length)
+            quotas = apportion(planned, base, shares, length)
             scale = math.lcm(*(quota for quota in quotas if quota))
-            segment = _Segment(start, stop, phase, tuple(quotas), tuple(base), length, scale, tuple(shares))
+            segment = Segment(start, stop, phase, tuple(quotas), tuple(base), length, scale, tuple(shares))
             segments.append(segment)
             targets = [target + share * (stop - start) for target, share in zip(targets, shares, strict=True)]
-            base = [
-                before + drawn for before, drawn in zip(base, _draws_before(segment, stop - start)[1], strict=True)
-            ]
+            base = [before + drawn for before, drawn in zip(base, draws_before(segment, stop - start)[1], strict=True)]
         return segments
 
     def _place(self, index: int) -> tuple[int, tuple[int, ...]]:
@@ -468,88 +385,9 @@ class MixtureSchedule:
             raise IndexError(f"sample {index}; samples count from 0")
         segment = self._segments[max(bisect.bisect_right(self._starts, index) - 1, 0)]
         rounds, offset = divmod(index - segment.start, segment.length)
-        source, drawn = _draws_before(segment, offset)
+        source, drawn = draws_before(segment, offset)
         counts = tuple(
             before + rounds * quota + count
             for before, quota, count in zip(segment.base, segment.quotas, drawn, strict=True)
         )
         return source, counts
-
-
-def _draws_before(segment: _Segment, offset: int) -> tuple[int, list[int]]:
-    """Finds the source of the draw number `offset` in a segment, and the draws of each source before it.
-
-    At the time `t` source `j` has been drawn `floor(n_j t + 1/2)` times, together within half the number of sources of
-    `N t`. So draw `offset` lies in a narrow window of time, and only the draws inside it need sorting. Times are
-    integers in units of `1 / (2 scale)`; equal times go by the order of the sources.
-    """
-    active = [(index, quota) for index, quota in enumerate(segment.quotas) if quota]
-    total, scale = segment.length, segment.scale
-    if offset == total:
-        return active[0][0], list(segment.quotas)
-    early = max(scale * (2 * offset - len(active)) // total, 0)
-    late = -(-scale * (2 * offset + 2 + len(active)) // total)
-    counts = [0] * len(segment.quotas)
-    window = []
-    for index, quota in active:
-        step = scale // quota
-        count = min((early + step) // (2 * step), quota)
-        counts[index] = count
-        time = (2 * count + 1) * step
-        while time <= late and count < quota:
-            window.append((time, index))
-            count += 1
-            time += 2 * step
-    window.sort()
-    skip = offset - sum(counts)
-    for _, index in window[:skip]:
-        counts[index] += 1
-    return window[skip][1], counts
-
-
-def _apportion(planned: Sequence[Fraction], base: Sequence[int], shares: Sequence[Fraction], length: int) -> list[int]:
-    """Rounds cumulative shares to whole draws of this piece (largest remainder), which sum to `length`."""
-    wanted = [target - before for target, before in zip(planned, base, strict=True)]
-    quotas = [max(math.floor(want), 0) if share else 0 for want, share in zip(wanted, shares, strict=True)]
-    active = [index for index, share in enumerate(shares) if share]
-    while (missing := length - sum(quotas)) > 0:
-        for index in sorted(active, key=lambda j: (quotas[j] - wanted[j], j))[:missing]:
-            quotas[index] += 1
-    while sum(quotas) > length:
-        index = max((j for j in active if quotas[j]), key=lambda j: (quotas[j] - wanted[j], j))
-        quotas[index] -= 1
-    return quotas
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _phase_length(entry: Any, index: int, is_last: bool, position: int, num_samples: int, seq_length: int) -> int:
-    """Converts a phase's `fraction`, `samples` or `tokens` to a number of samples, checking its keys."""
-    where = f"mixture.phases[{index}]"
-    if not isinstance(entry, Mapping):
-        raise UserError(f"{where} = {entry!r}; give a mapping with `name`, `weights` and a length")
-    allowed = ("name", "weights", "fraction", "samples", "tokens", "ramp_fraction")
-    for key in entry:
-        if key not in allowed:
-            raise UserError(f"{where}: {unknown_name_message('key', key, allowed)}")
-    if not isinstance(entry.get("weights"), Mapping):
-        raise UserError(f"{where}.weights = {entry.get('weights')!r}; give a share for each source")
-    given = [key for key in ("fraction", "samples", "tokens") if entry.get(key) is not None]
-    if len(given) > 1:
-        raise UserError(f"{where}: {given[0]} and {given[1]} both give its length; keep one")
-    if not given:
-        if not is_last:
-            raise UserError(f"{where} has no length; give `fraction`, `samples` or `tokens`")
-        return num_samples - position
-    value = entry[given[0]]
-    if not _is_number(value) or not math.isfinite(value) or value <= 0:
-        raise UserError(f"{where}.{given[0]} = {value!r}; allowed are numbers above 0")
-    if given[0] == "fraction":
-        if value > 1:
-            raise UserError(f"{where}.fraction = {value!r}; allowed is above 0 up to 1")
-        # Fractions that sum to 1 must fill the run exactly, whatever each rounds to.
-        fills = abs(position / num_samples + value - 1) <= 1e-6 + 1 / num_samples
-        return num_samples - position if is_last and fills else round(value * num_samples)
-    return round(value / seq_length) if given[0] == "tokens" else round(value)

@@ -1,4 +1,4 @@
-"""A source of tokens: one folder of token shards, mapped into memory and read as fixed windows.
+"""A source of tokens: a folder of token shards or a tokenised dataset, mapped into memory and read as fixed windows.
 
 A shard is `NAME.ds` (raw little-endian uint16 or uint32), `NAME.ds.index` (uint64 ends of the documents, in tokens)
 and optionally `NAME.ds.docs.jsonl` with `NAME.ds.docs.index` (one line of provenance a document, and where each line
@@ -9,17 +9,24 @@ terabyte.
 
 import bisect
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_pretrain.data.arrow_shards import ArrowTable
+from hf_pretrain.data.shards import FileShard, Shard, damaged_index, find_ends
 from hf_pretrain.utils.errors import UserError
 
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 SOURCE_FILE = "source.json"
+_SAVED_DATASET = ("dataset_info.json", "state.json")  # what `Dataset.save_to_disk` writes beside the tables
 
 
 @dataclass(frozen=True)
@@ -41,87 +48,15 @@ class DocumentSpan:
     record: dict[str, Any] = field(default_factory=dict)
 
 
-class _Shard:
-    """One shard: tokens, document ends and, on disk, the provenance lines."""
-
-    def __init__(self, tokens: np.ndarray, ends: np.ndarray, path: Path | None = None):
-        self.tokens = tokens
-        self.path = path
-        self._ends = ends
-        self._checked = False
-
-    @classmethod
-    def open(cls, path: Path, dtype: np.dtype) -> "_Shard":
-        tokens = _map_file(path, dtype)
-        ends = _map_file(Path(f"{path}.index"), np.dtype("<u8"))
-        last = int(ends[-1]) if len(ends) else 0
-        if last != len(tokens):
-            raise UserError(
-                f"{path.name}.index: the last document ends at token {last}, but {path.name} "
-                f"holds {len(tokens)} tokens of "
-                f"{dtype.itemsize} bytes; the two files do not belong together. Tokenize this source again."
-            )
-        return cls(tokens, ends, path)
-
-    @property
-    def ends(self) -> np.ndarray:
-        """Document ends, looked through once when they are first needed: a damaged index would shift every label."""
-        if not self._checked:
-            if np.any(self._ends[1:] < self._ends[:-1]):
-                raise UserError(
-                    f"{self.path or 'tokens'}.index: the document ends do not rise; the file is damaged. "
-                    "Tokenize this source again."
-                )
-            self._checked = True
-        return self._ends
-
-    @property
-    def num_documents(self) -> int:
-        """Number of documents, which needs no look at their ends."""
-        return len(self._ends)
-
-    def record(self, document: int) -> dict[str, Any]:
-        """Reads one document's line of provenance by its place in the file."""
-        if self.path is None:
-            return {}
-        lines = Path(f"{self.path}.docs.jsonl")
-        index = Path(f"{self.path}.docs.index")
-        if not lines.exists() or not index.exists():
-            return {}
-        ends = _map_file(index, np.dtype("<u8"))
-        if len(ends) != self.num_documents:
-            raise UserError(
-                f"{index.name}: {len(ends)} lines for {self.num_documents} documents; the provenance "
-                "does not belong to these "
-                "tokens. Tokenize this source again."
-            )
-        start = int(ends[document - 1]) if document else 0
-        with open(lines, "rb") as stream:
-            stream.seek(start)
-            return json.loads(stream.read(int(ends[document]) - start))
-
-
-def _map_file(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Maps a file of numbers; an empty file gives an empty array, which `numpy.memmap` refuses."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; this folder is not a complete source. Tokenize this source again.")
-    size = path.stat().st_size
-    if size % dtype.itemsize:
-        raise UserError(
-            f"{path}: {size} bytes is no multiple of {dtype.itemsize}; the file was cut off. "
-            "Tokenize this source again."
-        )
-    return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
-
-
 class TokenSource:
     """Token shards as one line of tokens, cut into documents and into windows of any length.
 
-    Use [`TokenSource.open`] for a folder and [`TokenSource.from_arrays`] for tokens in memory.
+    Use [`TokenSource.open`] for a folder, [`TokenSource.from_dataset`] for a `datasets.Dataset` and
+    [`TokenSource.from_arrays`] for tokens in memory.
 
     Args:
         name (`str`): Name of the source, as mixture weights call it.
-        shards (`Sequence[_Shard]`): The shards in order.
+        shards (`Sequence[Shard]`): The shards in order.
         vocab_size (`int`): Number of ids of the tokenizer that made the tokens, added ones included.
         eos_token_id (`int`, *optional*): Id that ends every document.
         folder (`Path`, *optional*): Where the shards lie.
@@ -131,7 +66,7 @@ class TokenSource:
     def __init__(
         self,
         name: str,
-        shards: Sequence[_Shard],
+        shards: Sequence[Shard],
         vocab_size: int,
         eos_token_id: int | None = None,
         folder: Path | None = None,
@@ -142,9 +77,10 @@ class TokenSource:
         self.eos_token_id = eos_token_id
         self.folder = folder
         self.metadata = metadata or {}
+        self._dataset: Any = None
         self._set_shards(shards)
 
-    def _set_shards(self, shards: Sequence[_Shard]) -> None:
+    def _set_shards(self, shards: Sequence[Shard]) -> None:
         self._shards = list(shards)
         self._token_offsets = [0]
         self._document_offsets = [0]
@@ -153,11 +89,12 @@ class TokenSource:
             self._document_offsets.append(self._document_offsets[-1] + shard.num_documents)
 
     @classmethod
-    def open(cls, folder: str | Path) -> "TokenSource":
-        """Opens a folder of token shards.
+    def open(cls, folder: str | Path, name: str | None = None) -> "TokenSource":
+        """Opens a folder of token shards, or one that `Dataset.save_to_disk` wrote.
 
         Args:
-            folder (`str` or `Path`): The folder that holds `source.json`.
+            folder (`str` or `Path`): The folder that holds `source.json`, or the saved dataset.
+            name (`str`, *optional*): Name of the source; by default the one in `source.json`, or the folder's.
 
         Returns:
             `TokenSource`: The source.
@@ -167,6 +104,12 @@ class TokenSource:
         """
         folder = Path(folder)
         description = folder / SOURCE_FILE
+        if not description.is_file() and all((folder / item).is_file() for item in _SAVED_DATASET):
+            from datasets import load_from_disk
+
+            return cls.from_dataset(load_from_disk(str(folder)), name or folder.name, folder=folder)
+        if (folder / "dataset_dict.json").is_file():
+            raise UserError(f"{folder}: holds several splits; give the folder of one of them, e.g. {folder / 'train'}")
         if not description.is_file():
             raise UserError(
                 f"{folder}: no {SOURCE_FILE}; give a folder that the corpus stage wrote (tokens/<split>/<source>)"
@@ -190,7 +133,7 @@ class TokenSource:
             )
         shards = []
         for entry in metadata["files"]:
-            shard = _Shard.open(folder / entry["name"], np.dtype(f"<u{size}"))
+            shard = FileShard.open(folder / entry["name"], np.dtype(f"<u{size}"), metadata.get("eos_token_id"))
             found = (len(shard.tokens), shard.num_documents)
             if found != (entry["num_tokens"], entry["num_documents"]):
                 raise UserError(
@@ -199,7 +142,7 @@ class TokenSource:
                     "tokenize this source again"
                 )
             shards.append(shard)
-        source = cls(metadata["name"], shards, vocab_size, metadata.get("eos_token_id"), folder, metadata)
+        source = cls(name or metadata["name"], shards, vocab_size, metadata.get("eos_token_id"), folder, metadata)
         if (source.num_tokens, source.num_documents) != (metadata["num_tokens"], metadata["num_documents"]):
             raise UserError(
                 f"{description}: num_tokens = {metadata['num_tokens']}, num_documents = "
@@ -242,20 +185,69 @@ class TokenSource:
             raise UserError(f"source {name!r}: the last document ends at {last}, but there are {len(tokens)} tokens")
         if vocab_size is None:
             vocab_size = int(tokens.max()) + 1 if len(tokens) else 0
-        return cls(name, [_Shard(tokens, ends)], vocab_size, eos_token_id)
+        return cls(name, [FileShard(tokens, ends)], vocab_size, eos_token_id)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: "Dataset",
+        name: str,
+        vocab_size: int | None = None,
+        eos_token_id: int | None = None,
+        folder: str | Path | None = None,
+    ) -> "TokenSource":
+        """Makes a source of a tokenised dataset, over its memory-mapped Arrow table.
+
+        Args:
+            dataset (`datasets.Dataset`): With a column `input_ids`; a row is a document, or holds documents of the
+                lengths in a column `seq_lengths`. All other columns are provenance.
+            name (`str`): Name of the source.
+            vocab_size (`int`, *optional*): Number of ids of the tokenizer; without it ids are not checked.
+            eos_token_id (`int`, *optional*): Id that ends every document.
+            folder (`str` or `Path`, *optional*): Where `save_to_disk` has put the dataset, so that a trace can open it
+                again.
+
+        Returns:
+            `TokenSource`: The source.
+
+        Raises:
+            UserError: If there is no column `input_ids` of lists of whole numbers, or documents have no end-of-text
+                id.
+        """
+        files = [
+            {"name": Path(entry["filename"]).name, "size": os.path.getsize(entry["filename"])}
+            for entry in getattr(dataset, "cache_files", [])
+        ]
+        metadata = {"files": [*files, {"dataset": getattr(dataset, "_fingerprint", None)}]}
+        shards = ArrowTable(dataset, name).shards()
+        folder = None if folder is None else Path(folder)
+        source = cls(name, shards, vocab_size or 0, eos_token_id, folder, metadata)
+        source._dataset = dataset
+        if eos_token_id is not None and shards and len(shards[0].tokens):
+            last = int(shards[0].tokens[int(shards[0].ends[0]) - 1])
+            if last != eos_token_id:
+                raise UserError(
+                    f"source {name!r}: its first document ends with the id {last}, not with the end-of-text id "
+                    f"{eos_token_id}; append it to every document when tokenizing, or the model never learns to stop"
+                )
+        return source
 
     def __getstate__(self) -> dict[str, Any]:
         # A mapped array pickles as a copy of the whole file; a worker process maps the files again instead.
         state = dict(self.__dict__)
-        if self.folder is not None:
+        if self.folder is not None or self._dataset is not None:
             state["_shards"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._shards is None:
-            dtype = np.dtype(f"<u{self.metadata['token_size']}")
-            self._set_shards([_Shard.open(self.folder / entry["name"], dtype) for entry in self.metadata["files"]])
+        if self._shards is not None:
+            return
+        if self._dataset is not None:
+            self._set_shards(ArrowTable(self._dataset, self.name).shards())
+            return
+        dtype = np.dtype(f"<u{self.metadata['token_size']}")
+        self._set_shards([FileShard.open(self.folder / entry["name"], dtype) for entry in self.metadata["files"]])
 
     def __repr__(self) -> str:
         return f"TokenSource({self.name!r}, num_tokens={self.num_tokens}, num_documents={self.num_documents})"
@@ -298,15 +290,44 @@ class TokenSource:
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens [{start}, {stop}) of {self.name!r}, which holds {self.num_tokens}")
         out = np.empty(stop - start, dtype=np.int64)
+        self.read_into(start, out)
+        if self.vocab_size and len(out):
+            self.check_ids(start, stop, int(out.max()))
+        return out
+
+    def read_into(self, start: int, out: np.ndarray) -> None:
+        """Reads tokens into an array, without a look at their values.
+
+        Args:
+            start (`int`): First position.
+            out (`np.ndarray`): int64 array, filled to its end.
+        """
+        stop = start + len(out)
+        shard_index = bisect.bisect_right(self._token_offsets, start) - 1
+        offset = self._token_offsets[shard_index]
+        if stop <= self._token_offsets[shard_index + 1]:
+            out[:] = self._shards[shard_index].tokens[start - offset : stop - offset]
+            return
         for shard_index, low, high in self._pieces(start, stop):
             offset = self._token_offsets[shard_index]
             out[low - start : high - start] = self._shards[shard_index].tokens[low - offset : high - offset]
-        if self.vocab_size and len(out) and int(out.max()) >= self.vocab_size:
+
+    def check_ids(self, start: int, stop: int, largest: int) -> None:
+        """Makes sure that tokens read lie inside the vocabulary.
+
+        Args:
+            start (`int`): First position read.
+            stop (`int`): End, exclusive.
+            largest (`int`): Largest id found.
+
+        Raises:
+            UserError: If it is too large.
+        """
+        if self.vocab_size and largest >= self.vocab_size:
             raise UserError(
-                f"source {self.name!r}: tokens [{start}, {stop}) hold the id {int(out.max())}, its vocabulary has "
+                f"source {self.name!r}: tokens [{start}, {stop}) hold the id {largest}, its vocabulary has "
                 f"{self.vocab_size}; the file is damaged. Tokenize this source again."
             )
-        return out
 
     def window(self, index: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
         """Reads one window.
@@ -336,14 +357,41 @@ class TokenSource:
         found = []
         for shard_index, low, high in self._pieces(start, stop):
             offset = self._token_offsets[shard_index]
-            ends = self._shards[shard_index].ends
+            shard = self._shards[shard_index]
+            # Ends are starts of the next document, and the shard itself begins with one.
+            first = find_ends(shard, low - offset - 1, getattr(shard, "path", None)) if low > offset else 0
             if low == offset:
-                found.append(np.zeros(1, dtype=np.int64) + offset)
-            # Ends are starts of the next document; of a document without tokens nothing begins.
-            first, last = np.searchsorted(ends, (low - offset, high - offset), side="left")
-            inside = np.asarray(ends[first:last], dtype=np.int64) + offset
-            found.append(inside[inside > offset])
-        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+                found.append(np.array([offset], dtype=np.int64))
+            inside = self._ends_below(shard, first, high - offset)
+            if len(inside):
+                found.append(inside.astype(np.int64) + offset)
+        if not found:
+            return np.empty(0, dtype=np.int64)
+        starts = found[0] if len(found) == 1 else np.concatenate(found)
+        # Of a document without tokens nothing begins.
+        return starts if len(starts) < 2 or (starts[1:] > starts[:-1]).all() else np.unique(starts)
+
+    @staticmethod
+    def _ends_below(shard: Shard, first: int, stop: int) -> np.ndarray:
+        """The ends from number `first` on that lie before `stop`, without a look at the rest of the index."""
+        ends, count = shard.ends, 32
+        while True:
+            part = ends[first : first + count]
+            if len(part) < count or part[-1] >= stop:
+                break
+            count *= 4
+        if len(part) > 1 and (part[1:] < part[:-1]).any():
+            raise UserError(damaged_index(getattr(shard, "path", None)))
+        return part[: int(np.searchsorted(part, part.dtype.type(stop)))]
+
+    def document_ends(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Goes through the document ends of all shards.
+
+        Returns:
+            `Iterator[tuple[int, np.ndarray]]`: Position of each shard in the source, and the ends in it.
+        """
+        for offset, shard in zip(self._token_offsets[:-1], self._shards, strict=True):
+            yield offset, shard.ends
 
     def documents_of(self, start: int, stop: int) -> list[DocumentSpan]:
         """Names the documents whose tokens lie in a range.
@@ -358,7 +406,7 @@ class TokenSource:
         spans = []
         for shard_index, low, high in self._pieces(start, stop):
             shard, offset = self._shards[shard_index], self._token_offsets[shard_index]
-            document = int(np.searchsorted(shard.ends, low - offset, side="right"))
+            document = find_ends(shard, low - offset, getattr(shard, "path", None))
             while low < high:
                 document_start = offset + (int(shard.ends[document - 1]) if document else 0)
                 document_stop = offset + int(shard.ends[document])

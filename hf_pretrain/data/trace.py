@@ -74,8 +74,8 @@ def trace_sample(dataset: MixtureDataset, index: int, row: int = 0) -> SampleTra
         `SampleTrace`: Source, epoch, window and documents.
     """
     source, epoch, window = dataset.locate(index)
-    start = window * dataset.seq_length
-    spans = dataset.sources[source].documents_of(start, start + dataset.seq_length)
+    held = dataset.sources[source]
+    spans = [span for start, stop in dataset.spans(index) for span in held.documents_of(start, stop)]
     return SampleTrace(index, row, dataset.sources[source].name, epoch, window, spans)
 
 

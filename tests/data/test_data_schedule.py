@@ -144,7 +144,10 @@ def test_phase_lengths_in_three_units():
         ({"phases": [{"weights": {"a": 1.0}}, {"weights": {"a": 1.0}}]}, r"phases\[0\] has no length"),
         ({"phases": [{"weights": {"a": 1.0}, "fraction": 0.5, "tokens": 3}]}, "fraction and tokens both"),
         ({"phases": [{"weights": {"a": 1.0}, "fraction": 1.5}]}, "fraction = 1.5; allowed"),
-        ({"phases": [{"weights": {"a": 1.0}, "samples": 200}, {"weights": {"a": 1.0}}]}, "holds no sample"),
+        (
+            {"phases": [{"weights": {"a": 1.0}, "samples": 200}, {"weights": {"a": 1.0}}]},
+            "beyond the end of the run, which has 100",
+        ),
         ({"phases": [{"weights": {"a": 1.0}, "ramp_fraction": 0.5}]}, "has nothing to ramp from"),
         ({"phases": [{"weights": {"a": 1.0}, "samples": 9}, {"weights": {}}]}, "give a share for each source"),
     ],

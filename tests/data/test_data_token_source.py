@@ -54,9 +54,11 @@ def test_documents_without_tokens_are_skipped():
 def test_sizes_of_token_ids_round_trip_exactly(tmp_path):
     # B5: ids wrap at 65536 where the file says 2 bytes.
     ids = [0, 65535, 65536, 131071]
-    source = TokenSource.open(write_token_folder(tmp_path / "a", "a", [ids], vocab_size=131072, token_size=4))
+    source = TokenSource.open(
+        write_token_folder(tmp_path / "a", "a", [ids], vocab_size=131072, token_size=4, eos_token_id=131071)
+    )
     assert source.tokens(0, 4).tolist() == ids
-    two = TokenSource.open(write_token_folder(tmp_path / "b", "b", [[0, 65535]], vocab_size=65536))
+    two = TokenSource.open(write_token_folder(tmp_path / "b", "b", [[0, 65535]], vocab_size=65536, eos_token_id=65535))
     assert two.tokens(0, 2).tolist() == [0, 65535]
 
 
@@ -147,3 +149,36 @@ def test_pickling_maps_the_files_again_and_copies_nothing(tmp_path):
     state = pickle.dumps(source)
     assert len(state) < 4000 < source.num_tokens
     assert pickle.loads(state).tokens(100, 200).tolist() == source.tokens(100, 200).tolist()
+
+
+def test_an_index_shifted_by_one_token_is_found_at_the_open(tmp_path):
+    documents = random_documents(40)
+    folder = write_token_folder(tmp_path / "a", "a", documents)
+    ends = np.cumsum([len(document) for document in documents]).astype("<u8")
+    ends[:-1] += 1
+    (folder / "00000.ds.index").write_bytes(ends.tobytes())
+    with pytest.raises(UserError, match="the index is shifted, or of another tokenizer"):
+        TokenSource.open(folder)
+
+
+def test_a_huge_index_is_neither_read_nor_copied(tmp_path):
+    # 4 * 10^6 documents of 50 tokens: a look-up that compares the uint64 index with a Python int copies it.
+    import tracemalloc
+
+    from hf_pretrain.data.shards import FileShard
+
+    count = 4 * 10**6
+    path = tmp_path / "index"
+    with open(path, "wb") as stream:
+        for start in range(0, count, 10**6):
+            stream.write(np.arange(50 * (start + 1), 50 * (start + 10**6) + 1, 50, dtype="<u8").tobytes())
+    ends = np.memmap(path, dtype="<u8", mode="r")
+    tokens = np.broadcast_to(np.zeros(1, dtype="<u2"), (50 * count,))
+    source = TokenSource("a", [FileShard(tokens, ends)], 64)
+    tracemalloc.start()
+    low = 177_777_777
+    starts = source.document_starts(low, low + 1000)
+    assert starts.tolist() == list(range(-(-low // 50) * 50, low + 1000, 50))
+    assert source.documents_of(low, low + 10)[0].document_index == low // 50
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
