@@ -5,7 +5,11 @@ way back, from a step to its documents).
 
 | file | duty |
 |---|---|
-| `token_source.py` | a folder of token shards, memory-mapped: windows, documents, provenance |
+| `token_source.py` | a folder of token shards or a `datasets.Dataset`, memory-mapped: windows, documents, provenance |
+| `shards.py`, `arrow_shards.py` | the pieces of a source: mapped files, chunks of an Arrow table |
+| `packing.py`, `best_fit.py` | rows of packed documents, as fixed windows or with documents whole; labels and positions |
+| `weights.py` | temperature and UniMax weights, a mix against published shares |
+| `phases.py`, `placement.py` | phases as a recipe writes them; where the draws of each source fall |
 | `permutation.py` | a seeded bijection on `[0, n)` in constant memory: another window order in every epoch |
 | `schedule.py` | phases, ramps, weights, repeat caps; `locate(i)` gives the source and the number of the draw |
 | `repeats.py` | how many epochs of each source a run takes, and the cap on it |

@@ -150,6 +150,11 @@ def trace_document(folder: str | Path, document_id: str, steps: int | None = Non
         UserError: If no source holds it, or the sources are gone or changed.
     """
     order = DataOrder.read(folder)
+    if order.packing != "concat":
+        raise UserError(
+            f"packing = {order.packing}; a document's steps are found for 'concat' only: "
+            "ask for a step's documents instead (--step)"
+        )
     dataset = order.build()
     positions = order.num_samples if steps is None else min(order.positions_of_step(steps).stop, order.num_samples)
     stop = order.skips.end_after(positions)

@@ -247,6 +247,17 @@ class MixtureDataset(Dataset):
         tensors = (torch.from_numpy(array) for array in (ids, labels, positions))
         return PackedSamples(*tensors, indices, [source for source, _ in places])
 
+    def num_rows(self, source: str) -> int:
+        """Counts the rows of an epoch of a source, which its draws are numbered by.
+
+        Args:
+            source (`str`): Name of the source.
+
+        Returns:
+            `int`: Windows, or rows of whole documents with `packing="best_fit"`.
+        """
+        return self._rows_of[source].num_rows
+
     def spans(self, index: int) -> list[tuple[int, int]]:
         """Names the tokens that a sample holds.
 

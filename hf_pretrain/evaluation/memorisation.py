@@ -175,7 +175,7 @@ def passages_by_repetition(
             continue
         seen.add((source, window))
         name = schedule.sources[source]
-        size = dataset.sources[source].num_windows(dataset.seq_length)
+        size = dataset.num_rows(name)
         epochs, rest = divmod(drawn[name] + schedule.start_draws.get(name, 0), size)
         # Every full epoch read the window once, and the last one if its turn came.
         reads = epochs + (Permutation(size, derive_seed(dataset.seed, name, epochs)).index_of(window) < rest)
