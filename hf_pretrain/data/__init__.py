@@ -7,7 +7,7 @@ way back, from a step to its documents).
 |---|---|
 | `token_source.py` | a folder of token shards or a `datasets.Dataset`, memory-mapped: windows, documents, provenance |
 | `shards.py`, `arrow_shards.py` | the pieces of a source: mapped files, chunks of an Arrow table |
-| `packing.py`, `best_fit.py` | rows of packed documents, as fixed windows or with documents whole; labels and positions |
+| `packing.py`, `best_fit.py` | rows of packed documents: fixed windows, or documents whole; labels, positions |
 | `weights.py` | temperature and UniMax weights, a mix against published shares |
 | `phases.py`, `placement.py` | phases as a recipe writes them; where the draws of each source fall |
 | `permutation.py` | a seeded bijection on `[0, n)` in constant memory: another window order in every epoch |
