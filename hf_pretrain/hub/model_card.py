@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_pretrain.hub.card_memorisation import memorisation_text
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.number_text import count, duration, number, size
 
@@ -333,6 +334,7 @@ def _content(facts: Mapping[str, Any], load_from: str) -> dict[str, Any]:
         "new_tokens": reload.get("max_new_tokens"),
         "custom_code": bool(_model(facts)),
         "evaluation": _evaluation(facts),
+        "memorisation": memorisation_text(facts),
         "long_context": _long_context(facts),
         "contamination": _contamination(facts),
         "corpus": _corpus(facts),
