@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hf_pretrain.planning.chinchilla import ParametricLaw
 from hf_pretrain.planning.compute import DEFAULT_CONVENTION, training_flops_per_token
 from hf_pretrain.planning.cost import DEFAULT_GOODPUT, DEFAULT_MFU, PRICE_RANGES
 from hf_pretrain.planning.counting import count_parameters
@@ -119,11 +120,7 @@ def plan_stage(
         "flop_convention": DEFAULT_CONVENTION,
         **({} if sharded else {"memory_bytes": memory.total}),
         "law": chosen.name,
-        "losses": [
-            # A sparse model is taken for a dense one of its active parameters.
-            {"tokens": share * train_tokens, "loss": chosen.loss(float(counts.active), share * train_tokens)}
-            for share in LOSS_SHARES
-        ],
+        "losses": _planned_losses(chosen, float(counts.active), train_tokens, int(config["vocab_size"])),
     }
     device = find_device(device_name)
     if device is None:
@@ -143,6 +140,18 @@ def plan_stage(
     return plan
 
 
+def _planned_losses(law: ParametricLaw, active: float, tokens: float, vocab_size: int) -> list[dict[str, float]]:
+    """The law's losses along a budget; a sparse model is taken for a dense one of its active parameters.
+
+    Where the law says worse than guessing all tokens alike, it is far outside of its range and says nothing.
+    """
+    rows = []
+    for share in LOSS_SHARES:
+        loss = law.loss(active, share * tokens)
+        rows.append({"tokens": share * tokens, **({"loss": loss} if loss < math.log(vocab_size) else {})})
+    return rows
+
+
 def compare(plan: Mapping[str, Any], stage: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Sets a stage's plan beside what was measured.
 
@@ -159,7 +168,7 @@ def compare(plan: Mapping[str, Any], stage: Mapping[str, Any]) -> list[dict[str,
     rate, seconds = speed.get("tokens_per_second"), stage.get("seconds")
     batch = data.get("global_batch_tokens")
     hours = None if seconds is None else seconds * devices / 3600
-    memory = stage.get("peak_gpu_memory_bytes") or stage.get("peak_memory_bytes")
+    on_gpu = stage.get("peak_gpu_memory_bytes")
     low, high = plan.get("price_low"), plan.get("price_high")
     rows = [
         ("tokens", "tokens", plan.get("train_tokens"), data.get("train_tokens")),
@@ -170,7 +179,9 @@ def compare(plan: Mapping[str, Any], stage: Mapping[str, Any]) -> list[dict[str,
         ("goodput", "", plan.get("goodput"), _share(speed.get("seconds"), seconds)),
         ("time", "s", plan.get("seconds"), seconds),
         ("device hours", "h", plan.get("device_hours"), hours),
-        ("peak memory", "bytes", plan.get("memory_bytes"), memory),
+        ("peak memory", "bytes", plan.get("memory_bytes"), on_gpu),
+        # Of the whole process, interpreter and libraries with it: nothing to hold tensors against.
+        ("process memory", "bytes", None, None if on_gpu else stage.get("peak_memory_bytes")),
     ]
     if low is not None and high is not None:
         middle = (low + high) / 2
@@ -211,7 +222,7 @@ def compare_losses(
         place = point["tokens"]
         near = [y for x, y in zip(tokens, losses, strict=True) if 0.95 * place <= x <= 1.001 * place]
         measured = sum(near) / len(near) if near else None
-        rows.append({"tokens": place, "planned": point["loss"], "measured": measured})
+        rows.append({"tokens": place, "planned": point.get("loss"), "measured": measured})
     return rows
 
 

@@ -28,9 +28,9 @@ def plan_section(run: RunData) -> list[Section]:
             Block(
                 "note",
                 "The plan is made before the first step. Speed, time and cost are planned where the peak of the "
-                "device is known; cost is the middle of a dated range of prices. Planned memory is that of tensors, "
-                "measured memory without a GPU is that of the whole process. The law's losses are of other data and "
-                "another tokenizer: compare how far they fall, not where they stand.",
+                "device is known; cost is the middle of a dated range of prices. Planned memory is that of tensors "
+                "on a device, which only a GPU measures. The law's losses are of other data and another tokenizer: compare "
+                "how far they fall, not where they stand; they are left out where the law says worse than a guess.",
             )
         )
     return [Section("plan", "Plan and measured", blocks)]
@@ -56,14 +56,10 @@ def _stage_blocks(run: RunData, name: str, plan: dict[str, Any], stage: dict[str
             law = str(plan.get("law", ""))
             columns = [Column("tokens", True), Column(f"loss by '{law}'", True), Column("measured", True)]
             table = Table(
-                columns, [[count(row["tokens"]), number(row["planned"], 3), _loss(row["measured"])] for row in found]
+                columns, [[count(row["tokens"]), number(row["planned"]), number(row["measured"])] for row in found]
             )
             blocks.append(Block("table", title=f"Training loss of {name} along its budget", table=table))
     return blocks
-
-
-def _loss(value: float | None) -> str:
-    return "-" if value is None else number(value, 3)
 
 
 def _text(value: float | None, unit: str) -> str:

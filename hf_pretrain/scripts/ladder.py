@@ -225,7 +225,7 @@ def ladder_lines(rungs: list[Rung]) -> list[str]:
     for rung in rungs:
         lines.append(
             f"{rung.name:<18} {format_count(rung.counts.non_embedding):>13} {format_count(rung.counts.total):>8} "
-            f"{format_count(rung.tokens):>8} {rung.tokens / rung.counts.total:>8.1f} {rung.flops:>9.2e} "
+            f"{format_count(rung.tokens):>8} {rung.tokens / rung.counts.total:>8.2g} {rung.flops:>9.2e} "
             f"{rung.learning_rate:>9.2e}{'  held out' if rung.held_out else ''}"
         )
     total = sum(rung.flops for rung in rungs)

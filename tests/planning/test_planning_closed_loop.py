@@ -56,6 +56,12 @@ def test_nothing_is_guessed():
     assert strange["steps"] == 10 and "Unknown model_type 'mamba'" in strange["left_out"]
 
 
+def test_a_law_far_outside_of_its_range_says_nothing():
+    tiny = plan_stage(CONFIG, 10_000, 100, 1000)
+    assert all("loss" not in point for point in tiny["losses"])
+    assert [row["planned"] for row in compare_losses(tiny, [10_000], [5.0])] == [None] * 5
+
+
 def test_checkpointing_saves_memory():
     assert plan(checkpointing=True)["memory_bytes"] < 0.7 * plan()["memory_bytes"]
 

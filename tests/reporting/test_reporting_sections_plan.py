@@ -38,7 +38,8 @@ def test_plan_and_measured_stand_side_by_side():
     assert rows["tokens"] == ["10.0k", "10.0k", "1.00"]
     assert rows["step time"] == ["-", "2.000 s", "-"]  # the peak of a CPU is not known, so no speed was planned
     assert rows["goodput"][1] == "0.500"
-    assert rows["peak memory"][0].endswith("MB") and rows["peak memory"][1] == "600.0 MB"
+    assert rows["peak memory"][0].endswith("MB") and rows["peak memory"][1] == "-"
+    assert rows["process memory"] == ["-", "600.0 MB", "-"]
     losses = [row[2] for row in section.blocks[1].table.rows]
     assert losses == ["-", "-", "6.000", "-", "5.000"]
     assert section.blocks[-1].kind == "note"
