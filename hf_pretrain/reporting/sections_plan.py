@@ -30,7 +30,7 @@ def plan_section(run: RunData) -> list[Section]:
                 "The plan is made before the first step. Speed, time and cost are planned where the peak of the "
                 "device is known; cost is the middle of a dated range of prices. Planned memory is that of tensors "
                 "on a device, which only a GPU measures. The law's losses are of other data and another tokenizer: "
-                "compare how far they fall, not where they stand; they are left out where the law says worse than a guess.",
+                "compare how far they fall, not where they stand; left out where they are worse than a guess.",
             )
         )
     return [Section("plan", "Plan and measured", blocks)]
