@@ -152,7 +152,8 @@ class PretrainTrainer(Trainer):
         given = {type(callback) for callback in own}
         standard = default_callbacks(args, model, train_dataset, anneal_weights)
         own = [callback for callback in standard if type(callback) not in given] + own
-        kwargs.setdefault("data_collator", PretrainDataCollator())
+        attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+        kwargs.setdefault("data_collator", PretrainDataCollator(attn_implementation=attention))
         super().__init__(
             model,
             args,
@@ -300,7 +301,7 @@ class PretrainTrainer(Trainer):
         start = self._data_state.samples_after(self._resume_step)
         collator = self.data_collator
         if type(collator) is PretrainDataCollator:
-            collator = PretrainDataCollator(count_targets=True)
+            collator = PretrainDataCollator(count_targets=True, attn_implementation=collator.attn_implementation)
         loader = make_loader(
             dataset,
             self.args.seed,

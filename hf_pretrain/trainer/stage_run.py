@@ -108,7 +108,13 @@ def make_mixture(
         list(dict.fromkeys([*schedule.sources, *(options.anneal_mixture or {})])), schedule.phases, draws
     )
     return MixtureDataset(
-        sources, schedule, args.seq_length, args.seed, max_epochs=args.max_epochs, on_excess=args.on_excess
+        sources,
+        schedule,
+        args.seq_length,
+        args.seed,
+        max_epochs=args.max_epochs,
+        on_excess=args.on_excess,
+        packing=args.packing,
     )
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from testing_utils import random_documents, write_token_folder
 
 from hf_pretrain.data.best_fit import assign_rows, build_index, cut_documents
+from hf_pretrain.data.collator import PretrainDataCollator
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.data.order import DataOrder
 from hf_pretrain.data.packing import make_rows, mark_documents
@@ -161,3 +162,20 @@ def test_cut_documents():
     starts, lengths = cut_documents(np.array([7, 7, 9]), 3, offset=100)
     assert starts.tolist() == [100, 103, 106, 107]
     assert lengths.tolist() == [3, 3, 1, 2]
+
+
+def test_flash_attention_gets_one_row_and_the_bounds_of_documents(tmp_path):
+    dataset = MixtureDataset(two_sources(tmp_path), MixtureSchedule.from_weights({"web": 1.0}, 8), 32)
+    samples = dataset.__getitems__(range(4))
+    rows, flat = (
+        PretrainDataCollator()(samples),
+        PretrainDataCollator(attn_implementation="flash_attention_2")(samples),
+    )
+    assert flat["input_ids"].tolist() == [rows["input_ids"].flatten().tolist()]
+    assert (flat["labels"][0, 1:] != -100).sum() == (rows["labels"][:, 1:] != -100).sum()
+    bounds = flat["cu_seq_lens_q"].tolist()
+    assert set(range(0, 129, 32)) <= set(bounds)
+    assert [i for i, place in enumerate(flat["position_ids"][0].tolist()) if place == 0] == bounds[:-1]
+    assert flat["max_length_k"] == max(np.diff(bounds))
+    one_by_one = PretrainDataCollator()([dataset[index] for index in range(4)])
+    assert all(rows[key].equal(one_by_one[key]) for key in rows)
