@@ -38,9 +38,6 @@ class PretrainConfig(TrainingArguments):
             How often a source may be read, earlier stages included.
         on_excess (`str`, *optional*, defaults to `"refuse"`):
             What to do with a mixture that reads a source more often: `"refuse"` or `"redistribute"`.
-        packing (`str`, *optional*, defaults to `"concat"`):
-            How documents share rows: `"concat"` cuts the line of all tokens into windows, `"best_fit"` keeps documents
-            whole where they fit.
 
     > Learning rate
 
@@ -127,7 +124,6 @@ class PretrainConfig(TrainingArguments):
     global_batch_size: int | None = field(default=None, metadata={"help": "Sequences of one optimizer step."})
     max_epochs: float | dict[str, float] = field(default=4.0, metadata={"help": "How often a source may be read."})
     on_excess: Literal["refuse", "redistribute"] = field(default="refuse", metadata={"help": "Over max_epochs."})
-    packing: Literal["concat", "best_fit"] = field(default="concat", metadata={"help": "How documents share rows."})
     schedule: Literal["wsd", "cosine", "linear", "constant"] = field(default="wsd", metadata={"help": "LR schedule."})
     warmup_fraction: float | None = field(default=None, metadata={"help": "Share of the steps that warm up."})
     decay_fraction: float = field(default=0.1, metadata={"help": "Share of the steps that decay (wsd)."})

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from huggingface_hub.errors import StrictDataclassError
 
@@ -39,6 +39,8 @@ class StageOptions:
         mixture (`dict[str, Any]`, *optional*): Token shares of the sources, or `{phases: [...]}`; by default the
             shares the sources have.
         anneal_mixture (`dict[str, float]`, *optional*): Shares of the last part of the run.
+        packing (`str`, *optional*, defaults to `"concat"`): How documents share rows: `"concat"` cuts the line of all
+            tokens into windows, `"best_fit"` keeps documents whole where they fit.
     """
 
     corpus: str
@@ -46,6 +48,7 @@ class StageOptions:
     init_from: str | None = None
     mixture: dict[str, Any] | None = None
     anneal_mixture: dict[str, float] | None = None
+    packing: Literal["concat", "best_fit"] = "concat"
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

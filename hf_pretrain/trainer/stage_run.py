@@ -114,7 +114,7 @@ def make_mixture(
         args.seed,
         max_epochs=args.max_epochs,
         on_excess=args.on_excess,
-        packing=args.packing,
+        packing=options.packing,
     )
 
 
