@@ -22,6 +22,7 @@ from hf_pretrain.data.order import ORDER_FILE, DataOrder
 from hf_pretrain.data.order_guard import order_warnings
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.token_source import SOURCE_FILE, TokenSource
+from hf_pretrain.data.weights import outside_published_shares
 from hf_pretrain.models.loading import load_saved_tokenizer
 from hf_pretrain.optim.schedules import lr_lambda
 from hf_pretrain.planning.closed_loop import plan_stage
@@ -107,6 +108,8 @@ def make_mixture(
     schedule = MixtureSchedule(
         list(dict.fromkeys([*schedule.sources, *(options.anneal_mixture or {})])), schedule.phases, draws
     )
+    for sentence in outside_published_shares(schedule.shares()):
+        logger.info("Mixture: %s", sentence)
     return MixtureDataset(
         sources,
         schedule,

@@ -179,3 +179,12 @@ def test_flash_attention_gets_one_row_and_the_bounds_of_documents(tmp_path):
     assert flat["max_length_k"] == max(np.diff(bounds))
     one_by_one = PretrainDataCollator()([dataset[index] for index in range(4)])
     assert all(rows[key].equal(one_by_one[key]) for key in rows)
+
+
+def test_packing_of_a_stage_is_one_of_two():
+    from hf_pretrain.trainer.stage_options import read_options
+
+    keys = {"corpus": "c", "init_from": "m", "train_tokens": 64}
+    assert read_options({**keys, "packing": "best_fit"}, "x.yaml").packing == "best_fit"
+    with pytest.raises(UserError, match="packing"):
+        read_options({**keys, "packing": "bfd"}, "x.yaml")
