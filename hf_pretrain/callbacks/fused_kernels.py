@@ -1,11 +1,13 @@
 """`FusedKernelsCallback`: Liger's kernels for the length of a training run.
 
-RoPE, RMSNorm and SwiGLU are patched on the model where a self-check shows equal numbers (`kernels.liger_patch`); the
-fused cross-entropy is installed on models that hand their loss hidden states (Strata). What was patched and what was
-not is logged once and kept in `report`; everything is undone at the end.
+RoPE, RMSNorm and SwiGLU are patched on the model where a self-check shows equal numbers (`kernels.liger_patch`). The
+fused cross-entropy comes from our loss: Strata hands it hidden states by itself, other families through Liger's
+forward (`kernels.liger_table`), on any device. What was patched and what was not is logged once and kept in `report`;
+everything is undone at the end.
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -13,10 +15,13 @@ from transformers.trainer_callback import ExportableState
 
 from hf_pretrain.callbacks.log_lines import unwrap
 from hf_pretrain.kernels.liger_patch import PatchReport, patch_with_liger
+from hf_pretrain.kernels.liger_table import install_fused_forward, register_strata
+from hf_pretrain.losses.liger_seam import LigerSeam
 from hf_pretrain.losses.objective import CausalLMObjective
 from hf_pretrain.losses.selection import IMPLEMENTATIONS, resolve_loss_implementation
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
+from hf_pretrain.utils.optional import is_available
 
 
 logger = logging.getLogger(__name__)
@@ -33,7 +38,8 @@ class FusedKernelsCallback(TrainerCallback, ExportableState):
         rms_norm (`bool`, *optional*, defaults to `True`): Liger's RMSNorm.
         swiglu (`bool`, *optional*, defaults to `True`): Liger's SwiGLU.
         fused_ce (`str`, *optional*, defaults to `"auto"`): Cross-entropy without logits: `"auto"`, `"chunked"`,
-            `"liger"`, `"reference"`, or `"off"`. Left alone when the model already has such a loss (`ZLossCallback`).
+            `"liger"`, `"reference"`, or `"off"`. When the model already has such a loss (`ZLossCallback`), that one
+            gets the hidden states.
         required (`bool`, *optional*, defaults to `False`): Stop before the first step unless all that is asked for
             acts.
 
@@ -58,6 +64,7 @@ class FusedKernelsCallback(TrainerCallback, ExportableState):
         self.required = required
         self.report: PatchReport | None = None
         self._objective: CausalLMObjective | None = None
+        self._undo: list[Callable[[], None]] = []
 
     def state(self) -> dict[str, Any]:
         """What a resumed Trainer needs to make this callback again.
@@ -67,6 +74,20 @@ class FusedKernelsCallback(TrainerCallback, ExportableState):
         """
         names = ("rope", "rms_norm", "swiglu", "fused_ce", "required")
         return {"args": {name: getattr(self, name) for name in names}, "attributes": {}}
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Makes `use_liger_kernel=True` act on Strata: the Trainer patches the model after this and before training.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        if getattr(args, "use_liger_kernel", False) and is_available("liger_kernel"):
+            register_strata()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -92,20 +113,24 @@ class FusedKernelsCallback(TrainerCallback, ExportableState):
         logger.info("Fused kernels: %s.", self.report)
 
     def _install_loss(self, model: Any) -> None:
-        """Gives the model a loss on hidden states, unless it has one or builds logits anyway."""
+        """Gives the model a loss on hidden states, and a forward that hands them over."""
         if getattr(model.config, "model_type", None) not in _TAKES_HIDDEN_STATES:
-            reason = f"{type(model).__name__} builds its logits itself"
-            if self.required:
-                self._release()
-                raise UserError(f"fused_ce = {self.fused_ce!r} was required, but {reason}; set fused_ce='off'.")
-            self.report.skipped["fused_ce"] = reason
-            return
-        present = getattr(model.loss_function, "takes_hidden_states", False)
-        if present:
+            undo = install_fused_forward(model)
+            if isinstance(undo, str):
+                if self.required:
+                    self._release()
+                    raise UserError(f"fused_ce = {self.fused_ce!r} was required, but {undo}; set fused_ce='off'.")
+                self.report.skipped["fused_ce"] = undo
+                return
+            self._undo.append(undo)
+        present = getattr(model, "loss_function", None)
+        if isinstance(present, CausalLMObjective):
+            if self._undo:
+                self._undo.append(LigerSeam(model, present).remove)
             self.report.patched["fused_ce"] = "the loss that is installed already"
             return
         function = resolve_loss_implementation(self.fused_ce, model.device)
-        self._objective = CausalLMObjective(implementation=self.fused_ce)
+        self._objective = CausalLMObjective(implementation=self.fused_ce, fused_evaluation=False)
         self._objective.attach(model)
         self.report.patched["fused_ce"] = function.__name__
 
@@ -126,5 +151,7 @@ class FusedKernelsCallback(TrainerCallback, ExportableState):
         if self._objective is not None:
             self._objective.detach()
             self._objective = None
+        while self._undo:
+            self._undo.pop()()
         if self.report is not None:
             self.report.undo()

@@ -2,7 +2,8 @@
 
 The z term (PaLM, arXiv 2204.02311: 1e-4 times the squared logsumexp, a mean over the tokens of the loss) keeps logits
 from drifting. It is added where the model computes its loss, so it is exact under accumulation and several processes;
-evaluation stays the plain cross-entropy. A Trainer that computes the loss elsewhere would never call it: that is
+evaluation stays the plain cross-entropy. Liger's forwards (`use_liger_kernel=True`) and the head of TRL's `SFTTrainer`
+compute the loss elsewhere and are reached by seams of their own. Anything else that goes round the model's loss is
 refused, by name where it can be known beforehand and before the first update in any other case.
 """
 
@@ -14,8 +15,10 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_callback import ExportableState
 
 from hf_pretrain.callbacks.log_lines import add_to_line, is_training_line, unwrap
+from hf_pretrain.kernels.liger_table import register_strata
 from hf_pretrain.losses.objective import CausalLMObjective
 from hf_pretrain.losses.selection import resolve_loss_implementation
+from hf_pretrain.losses.trl_seam import TrlHeadSeam
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.optional import is_available
 
@@ -31,6 +34,8 @@ class ZLossCallback(TrainerCallback, ExportableState):
         implementation (`str`, *optional*, defaults to `"auto"`): `"auto"`, `"reference"`, `"chunked"` or `"liger"`.
         label_smoothing (`float`, *optional*, defaults to 0.0): Replaces the Trainer's `label_smoothing_factor`, which
             would compute the loss outside the model.
+        fused_evaluation (`bool`, *optional*, defaults to `False`): No logits in evaluation either, on models that can
+            do without (Strata); not with `compute_metrics`, which needs them.
 
     Raises:
         UserError: If an option is out of range.
@@ -43,12 +48,24 @@ class ZLossCallback(TrainerCallback, ExportableState):
     ```
     """
 
-    def __init__(self, coef: float = 1e-4, implementation: str = "auto", label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        coef: float = 1e-4,
+        implementation: str = "auto",
+        label_smoothing: float = 0.0,
+        fused_evaluation: bool = False,
+    ) -> None:
         self.coef = coef
         self.implementation = implementation
         self.label_smoothing = label_smoothing
+        self.fused_evaluation = fused_evaluation
         self.objective: CausalLMObjective | None = None
-        CausalLMObjective(coef, implementation, label_smoothing)  # refuse bad values here, not hours later
+        self._trl_seam: TrlHeadSeam | None = None
+        self._told_of_lse_max = False
+        self._make_objective()  # refuse bad values here, not hours later
+
+    def _make_objective(self) -> CausalLMObjective:
+        return CausalLMObjective(self.coef, self.implementation, self.label_smoothing, self.fused_evaluation)
 
     def state(self) -> dict[str, Any]:
         """What a resumed Trainer needs to make this callback again.
@@ -61,9 +78,24 @@ class ZLossCallback(TrainerCallback, ExportableState):
                 "coef": self.coef,
                 "implementation": self.implementation,
                 "label_smoothing": self.label_smoothing,
+                "fused_evaluation": self.fused_evaluation,
             },
             "attributes": {},
         }
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Makes `use_liger_kernel=True` act on Strata: the Trainer patches the model after this and before training.
+
+        Args:
+            args (`TrainingArguments`): The arguments.
+            state (`TrainerState`): The state.
+            control (`TrainerControl`): The control.
+            **kwargs: What the Trainer hands to callbacks.
+        """
+        if getattr(args, "use_liger_kernel", False) and is_available("liger_kernel"):
+            register_strata()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -84,8 +116,12 @@ class ZLossCallback(TrainerCallback, ExportableState):
         _refuse_bypass(args, model)
         if self.implementation != "auto":
             resolve_loss_implementation(self.implementation, model.device)
-        objective = CausalLMObjective(self.coef, self.implementation, self.label_smoothing)
-        objective.attach(model)
+        objective = self._make_objective()
+        if _is_sft(args):
+            _refuse_sft_options(args, self.label_smoothing)
+            self._trl_seam = TrlHeadSeam(model, objective)
+        else:
+            objective.attach(model)
         self.objective = objective
 
     def on_pre_optimizer_step(
@@ -129,8 +165,13 @@ class ZLossCallback(TrainerCallback, ExportableState):
             logs (`dict`, *optional*): The line.
             **kwargs: What the Trainer hands to callbacks.
         """
-        if self.objective is not None and is_training_line(logs):
-            add_to_line(logs, state, self.objective.pop_metrics())
+        if self.objective is None or not is_training_line(logs):
+            return
+        metrics = self.objective.pop_metrics()
+        if metrics and "lse_max" not in metrics and not self._told_of_lse_max:
+            self._told_of_lse_max = True
+            logger.info("lse_max is not logged: Liger's kernel does not tell the logsumexp of single tokens.")
+        add_to_line(logs, state, metrics)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -147,33 +188,38 @@ class ZLossCallback(TrainerCallback, ExportableState):
 
     def _release(self) -> None:
         """Detaches an objective that is still on a model (also after a run that ended by an error)."""
+        if self._trl_seam is not None:
+            self._trl_seam.remove()
+            self._trl_seam = None
         if self.objective is not None:
             self.objective.detach()
             self.objective = None
 
 
+def _is_sft(args: TrainingArguments) -> bool:
+    return any(kind.__name__ == "SFTConfig" for kind in type(args).__mro__)
+
+
+def _refuse_sft_options(args: TrainingArguments, label_smoothing: float) -> None:
+    """Raises where SFTTrainer's loss is not the sum of log-probabilities that the seam adds to."""
+    if getattr(args, "loss_type", "nll") not in ("nll", "chunked_nll"):
+        raise UserError(
+            f"loss_type = {args.loss_type!r}; ZLossCallback acts in SFTTrainer with loss_type='nll' only; set that or "
+            "leave the callback out."
+        )
+    if label_smoothing:
+        raise UserError(
+            f"label_smoothing = {label_smoothing}; SFTTrainer's fused head has none; leave it out of ZLossCallback."
+        )
+
+
 def _refuse_bypass(args: TrainingArguments, model: Any) -> None:
     """Raises where it is known beforehand that the model's own loss will not be asked; warns of a wrong count."""
-    if any(kind.__name__ == "SFTConfig" for kind in type(args).__mro__):
-        raise UserError(
-            "ZLossCallback: TRL's SFTTrainer computes the loss in a fused head of its own and never calls the model's "
-            "loss_function, so z-loss would not act; use transformers' Trainer or PretrainTrainer, or leave it out."
-        )
     if getattr(args, "label_smoothing_factor", 0.0):
         raise UserError(
             f"label_smoothing_factor = {args.label_smoothing_factor}; with it the Trainer computes the loss outside "
             "the model; set it to 0 and give ZLossCallback(label_smoothing=...)."
         )
-    if getattr(args, "use_liger_kernel", False) and is_available("liger_kernel"):
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
-        config = args.liger_kernel_config or {}
-        patched = model.config.model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
-        if patched and config.get("fused_linear_cross_entropy", True):
-            raise UserError(
-                "use_liger_kernel = True; Liger's forward computes the loss itself and drops z-loss's parts; add "
-                "liger_kernel_config={'fused_linear_cross_entropy': False}, or use FusedKernelsCallback instead."
-            )
     loss_type = getattr(model, "loss_type", None)
     if hasattr(type(model), "loss_function") and LOSS_MAPPING.get(loss_type) is not ForCausalLMLoss:
         logger.warning(

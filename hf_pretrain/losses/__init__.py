@@ -5,6 +5,7 @@
 - `liger.py`: the same numbers by Liger's fused kernel on CUDA.
 - `selection.py`: `resolve_loss_implementation("auto", device)` picks one of them and says why.
 - `objective.py`: `CausalLMObjective`, the loss object that a model is given; keeps cross-entropy and z apart.
+- `liger_seam.py`, `trl_seam.py`: how the object acts where Liger's forward or TRL's fused head computes the loss.
 
 Every implementation has one signature and one result: `loss = ce + z`, both the sum over valid shifted targets
 divided by `num_items_in_batch` (the targets of the whole accumulation window over all ranks), so that the result does

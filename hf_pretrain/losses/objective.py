@@ -1,8 +1,9 @@
 """The loss as an object that models call, and that remembers the parts of what it returned.
 
 Installed by `model.loss_function = objective` (the setter of `transformers.PreTrainedModel`). Models that look at
-`takes_hidden_states` (Strata) hand it hidden states and the head's weight and build no logits; every other model calls
-it as transformers calls its own loss, `loss_function(logits=..., labels=..., vocab_size=..., num_items_in_batch=...)`.
+`takes_hidden_states` (Strata) hand it hidden states and the head's weight and build no logits, and so do models whose
+forward is Liger's (`liger_seam`); every other model calls it as transformers calls its own loss,
+`loss_function(logits=..., labels=..., vocab_size=..., num_items_in_batch=...)`.
 While training it adds up cross-entropy, z, tokens and logsumexp on the device, without a sync; `pop_metrics` reads
 them. In evaluation (gradients off, or the attached model not training) the loss is the plain cross-entropy: no z, no
 smoothing.
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from hf_pretrain.losses.causal_lm import IGNORE_INDEX, LossOutput, check_options, normaliser
+from hf_pretrain.losses.liger_seam import LigerSeam, has_liger_forward
 from hf_pretrain.losses.selection import (
     IMPLEMENTATIONS,
     LossFunction,
@@ -33,6 +35,8 @@ class CausalLMObjective:
         z_loss_coef (`float`, *optional*, defaults to 0.0): Coefficient of the mean squared logsumexp, in [0, 1].
         implementation (`str`, *optional*, defaults to `"auto"`): `"auto"`, `"reference"`, `"chunked"` or `"liger"`.
         label_smoothing (`float`, *optional*, defaults to 0.0): Weight of the uniform target, in [0, 1).
+        fused_evaluation (`bool`, *optional*, defaults to `True`): Ask for hidden states in evaluation too. Then models
+            return no logits there, which a Trainer with `compute_metrics` needs (bugs Z6).
 
     Raises:
         UserError: If an option is out of range or the implementation is unknown.
@@ -46,17 +50,23 @@ class CausalLMObjective:
         {'ce_loss': 4.17, 'z_loss': 0.0021, 'lse_mean': 4.5, 'lse_max': 6.2}
     """
 
-    takes_hidden_states = True
-
-    def __init__(self, z_loss_coef: float = 0.0, implementation: str = "auto", label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        z_loss_coef: float = 0.0,
+        implementation: str = "auto",
+        label_smoothing: float = 0.0,
+        fused_evaluation: bool = True,
+    ) -> None:
         check_options(z_loss_coef, label_smoothing, None)
         if implementation != "auto" and implementation not in IMPLEMENTATIONS:
             raise UserError(unknown_name_message("loss implementation", implementation, ["auto", *IMPLEMENTATIONS]))
         self.z_loss_coef = float(z_loss_coef)
         self.implementation = implementation
         self.label_smoothing = float(label_smoothing)
+        self.fused_evaluation = fused_evaluation
         self.training_calls = 0
         self._model: Any = None
+        self._seam: LigerSeam | None = None
         self._before: dict[str, Any] = {}
         self._functions: dict[str, LossFunction] = {}
         self.reset()
@@ -89,6 +99,7 @@ class CausalLMObjective:
             )
         instance = vars(model)
         self._before = {name: instance[name] for name in ("_loss_function", "loss_type") if name in instance}
+        self._seam = LigerSeam(model, self) if has_liger_forward(model) else None
         model.loss_function = self
         model.loss_type = "ForCausalLM"
         self._model = model
@@ -98,6 +109,9 @@ class CausalLMObjective:
         model, self._model = self._model, None
         if model is None:
             return
+        if self._seam is not None:
+            self._seam.remove()
+            self._seam = None
         current = vars(model).get("_loss_function")
         while isinstance(current, CausalLMObjective) and current is not self:
             if current._before.get("_loss_function") is self:
@@ -111,6 +125,11 @@ class CausalLMObjective:
                 setattr(model, name, self._before[name])
             elif name in vars(model):
                 delattr(model, name)
+
+    @property
+    def takes_hidden_states(self) -> bool:
+        """`bool`: Whether a model that can shall hand over hidden states now."""
+        return self.fused_evaluation or self.is_training
 
     @property
     def is_training(self) -> bool:
@@ -172,8 +191,7 @@ class CausalLMObjective:
         else:
             raise UserError("logits = None; the loss needs logits, or hidden_states with lm_head_weight.")
         if training:
-            self.training_calls += 1
-            self._accumulate(output, normaliser(num_items_in_batch, output.num_tokens))
+            self.record(output, normaliser(num_items_in_batch, output.num_tokens))
         return output.loss
 
     def _function_on(self, device: torch.device) -> LossFunction:
@@ -189,8 +207,14 @@ class CausalLMObjective:
                 f"vocab_size = {vocab_size}, but the head has {rows} rows; resize with model.resize_token_embeddings."
             )
 
-    def _accumulate(self, output: LossOutput, denominator: torch.Tensor) -> None:
-        """Adds one call's parts up on the device."""
+    def record(self, output: LossOutput, denominator: torch.Tensor) -> None:
+        """Adds one training call's parts up on the device, for `pop_metrics`.
+
+        Args:
+            output (`LossOutput`): The parts.
+            denominator (`torch.Tensor`): What its sums were divided by.
+        """
+        self.training_calls += 1
         tokens = output.num_tokens
         wide = torch.float32 if tokens.device.type == "mps" else torch.float64
         parts = torch.stack(

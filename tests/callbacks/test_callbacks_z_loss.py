@@ -123,40 +123,6 @@ def test_known_bypasses_are_refused_by_name(tmp_path):
         ZLossCallback().on_train_begin(trainer.args, trainer.state, trainer.control, model=NotAModel())
 
 
-def test_trl_sft_trainer_is_refused(tmp_path):
-    trl = pytest.importorskip("trl")
-    from datasets import Dataset
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(WordLevel({"<eos>": 0, "a": 1, "b": 2}, unk_token="a"))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>")
-    trainer = trl.SFTTrainer(
-        tiny_llama(),
-        trl.SFTConfig(output_dir=str(tmp_path), max_steps=1, report_to=[], use_cpu=True, bf16=False),
-        train_dataset=Dataset.from_dict({"text": ["a b a", "b a b"] * 8}),
-        processing_class=tokenizer,
-        callbacks=[ZLossCallback()],
-    )
-    with pytest.raises(UserError, match="SFTTrainer computes the loss in a fused head of its own"):
-        trainer.train()
-
-
-def test_liger_fused_forward_is_refused(tmp_path):
-    pytest.importorskip("liger_kernel")
-    trainer = make_trainer(tmp_path, tiny_llama(), [])
-    trainer.args.use_liger_kernel = True
-    callback = ZLossCallback()
-    with pytest.raises(UserError, match="fused_linear_cross_entropy': False"):
-        callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
-    trainer.args.liger_kernel_config = {"fused_linear_cross_entropy": False}
-    callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
-    callback.on_train_end(trainer.args, trainer.state, trainer.control)
-
-
 def test_a_run_that_failed_leaves_nothing_for_the_next(tmp_path):
     class Failing(Trainer):
         def training_step(self, *arguments, **options):
