@@ -7,14 +7,8 @@ more than one of them. See `config_ingest` for sources, extraction, language, fi
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hf_pretrain.corpus.config_ingest import (
-    ExtractionConfig,
-    FilterConfig,
-    LanguageConfig,
-    PIIConfig,
-    SampleConfig,
-    SourceConfig,
-)
+from hf_pretrain.corpus.config_filters import FilterConfig, PIIConfig
+from hf_pretrain.corpus.config_ingest import ExtractionConfig, LanguageConfig, SampleConfig, SourceConfig
 from hf_pretrain.corpus.contamination.index import ContaminationSettings
 from hf_pretrain.corpus.contamination.report import BenchmarkConfig
 from hf_pretrain.corpus.dedup.minhash import MinhashConfig

@@ -9,7 +9,7 @@ from datatrove.pipeline.filters.gopher_repetition_filter import GopherRepetition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_pretrain.corpus.config_ingest import DOMAIN_PRESETS, WEB_RULES, DomainRules, FilterConfig
+from hf_pretrain.corpus.config_filters import DOMAIN_PRESETS, WEB_RULES, DomainRules, FilterConfig
 from hf_pretrain.corpus.filters.heuristics import C4Filter, CodeFilter, QualityFilter, build_filters
 from hf_pretrain.corpus.filters.repetition import RepetitionFilter
 from hf_pretrain.corpus.filters.words import FastWordTokenizer

@@ -5,7 +5,7 @@ from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_pretrain.corpus.config_ingest import PII_TYPES, PIIConfig
+from hf_pretrain.corpus.config_filters import PII_TYPES, PIIConfig
 from hf_pretrain.corpus.filters.pii import PLACEHOLDERS, PIIFormatter
 from hf_pretrain.corpus.filters.pii_patterns import iban_valid, luhn_valid
 from hf_pretrain.utils.errors import UserError

@@ -10,7 +10,7 @@ A dropped document leaves its reason: as the counter `dropped_<reason>` of the s
 where an exclusion writer is given.
 
 ```python
-from hf_pretrain.corpus.config_ingest import FilterConfig, PIIConfig
+from hf_pretrain.corpus.config_filters import FilterConfig, PIIConfig
 from hf_pretrain.corpus.filters.heuristics import build_filters
 from hf_pretrain.corpus.filters.pii import PIIFormatter
 

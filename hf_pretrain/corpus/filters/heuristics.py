@@ -17,7 +17,7 @@ from datatrove.pipeline.filters.fineweb_quality_filter import FineWebQualityFilt
 from datatrove.pipeline.filters.gopher_quality_filter import GopherQualityFilter
 from datatrove.utils.text import split_into_words
 
-from hf_pretrain.corpus.config_ingest import FilterConfig
+from hf_pretrain.corpus.config_filters import FilterConfig
 from hf_pretrain.corpus.filters.repetition import RepetitionFilter
 from hf_pretrain.corpus.filters.stop_words import STOP_WORDS
 from hf_pretrain.corpus.filters.words import FastWordTokenizer

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from datatrove.pipeline.formatters.base import BaseFormatter
 from datatrove.utils.typeshelper import StatHints
 
-from hf_pretrain.corpus.config_ingest import PIIConfig
+from hf_pretrain.corpus.config_filters import PIIConfig
 from hf_pretrain.corpus.filters import pii_patterns as patterns
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from datatrove.data import DocumentsPipeline
+    from datatrove.data import Document, DocumentsPipeline
 
 
 PLACEHOLDERS = {
@@ -31,6 +31,7 @@ PLACEHOLDERS = {
     "card": "<CARD>",
     "ssn": "<SSN>",
     "phone": "<PHONE>",
+    "mac": "<MAC>",
     "ipv6": "<IPV6>",
     "ipv4": "<IPV4>",
 }
@@ -57,6 +58,7 @@ class PIIFormatter(BaseFormatter):
             "card": patterns.find_cards,
             "ssn": patterns.find_ssns,
             "phone": patterns.find_phones,
+            "mac": patterns.find_macs,
             "ipv6": partial(patterns.find_ipv6, public_only=self.config.public_ips_only),
             "ipv4": partial(patterns.find_ipv4, public_only=self.config.public_ips_only),
         }
@@ -128,5 +130,17 @@ class PIIFormatter(BaseFormatter):
                     self.stat_update("pii_documents")
                     for kind, count in counts.items():
                         self.stat_update(f"pii_{kind}", value=count)
+                    if self._too_many(doc):
+                        continue
+            self.stat_update(StatHints.forwarded)
             self.update_doc_stats(doc)
             yield doc
+
+    def _too_many(self, doc: Document) -> bool:
+        """A list of addresses is no text; what is left of one after masking is placeholders."""
+        found = doc.metadata["pii"]
+        if not self.config.max_findings or sum(found.values()) <= self.config.max_findings:
+            return False
+        doc.metadata["filter_reason"] = f"pii_{max(found, key=lambda kind: (found[kind], kind))}"
+        self.stat_update(StatHints.dropped, f"dropped_{doc.metadata['filter_reason']}")
+        return True

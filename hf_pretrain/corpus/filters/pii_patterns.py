@@ -33,6 +33,11 @@ _ADDRESS_BEFORE = re.compile(
 )
 _ADDRESS_AFTER = re.compile(r"(?::\d{2,5}|/\d{1,2})(?![\w.])")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:]|\.\d)")
+_MAC = re.compile(
+    r"(?<![\w:.-])[0-9A-Fa-f]{2}(?P<mark>[:-])(?:[0-9A-Fa-f]{2}(?P=mark)){4}[0-9A-Fa-f]{2}(?![\w:-]|\.\d)"
+)
+# What manuals write where an address could be: broadcast, zero, doubled digits in a row, and RFC 7042's range.
+_MAC_EXAMPLES = re.compile(r"(?:ff){6}|(?:00){6}|aabbccddeeff|001122334455|112233445566|0123456789ab|00005e0053..")
 _GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 _PHONES = (
     re.compile(r"(?<![\w+./=-])\+[1-9](?:[ .\-\u00a0]?\(?\d{1,4}\)?){3,8}(?![\w]|[-.]\d)"),
@@ -179,6 +184,23 @@ def find_ipv6(text: str, public_only: bool = True) -> Iterator[Span]:
         except ValueError:
             continue
         if public_only and not (address.is_global and address in _GLOBAL_UNICAST):
+            continue
+        yield match.span()
+
+
+def find_macs(text: str) -> Iterator[Span]:
+    """
+    Hardware addresses of six pairs. Examples of manuals, groups (multicast) and six decimal pairs with dashes stay.
+
+    Args:
+        text (`str`): The text.
+
+    Returns:
+        `Iterator[tuple[int, int]]`: spans.
+    """
+    for match in _MAC.finditer(text):
+        digits = match[0].replace(match["mark"], "").lower()
+        if int(digits[1], 16) & 1 or _MAC_EXAMPLES.fullmatch(digits) or (match["mark"] == "-" and digits.isdigit()):
             continue
         yield match.span()
 
