@@ -7,6 +7,9 @@ never enter the window, so they cannot raise the threshold for the next (bugs S1
 spikes in a row the new level is accepted and the window starts anew, so that a lasting step (another mixture) is no
 endless alarm.
 
+Early in a run the fall within a long window is wider than a spike. So a rise of `short_min_rise` is also judged by the
+last `min_values` accepted values alone.
+
 `spike_flags` gives the published definitions over a whole curve: OLMo 2's 7 sigma over 1000 values, both sides
 (arXiv 2501.00656), and OLMo-core's 6 sigma over 128, one side; both let spikes into their window.
 """
@@ -49,6 +52,8 @@ class SpikeDetector:
         robust (`bool`, *optional*, defaults to `False`): Median and 1.4826 times the median absolute deviation instead
             of mean and standard deviation.
         reset_after (`int`, *optional*, defaults to 64): Finite spikes in a row after which the new level is accepted.
+        short_min_rise (`float`, *optional*): Least rise above the last `min_values` accepted values that is judged by
+            these alone; by default none is.
 
     Raises:
         UserError: If an option can never or always fire.
@@ -63,6 +68,7 @@ class SpikeDetector:
         min_values: int = 16,
         robust: bool = False,
         reset_after: int = 64,
+        short_min_rise: float | None = None,
     ) -> None:
         for name, value, least in (
             ("window", window, 2),
@@ -77,6 +83,7 @@ class SpikeDetector:
             ("threshold", threshold),
             ("min_rise", min_rise),
             ("min_relative_rise", min_relative_rise),
+            ("short_min_rise", 0.0 if short_min_rise is None else short_min_rise),
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise UserError(f"{name} = {value!r}; a finite number of at least 0 is needed.")
@@ -89,6 +96,7 @@ class SpikeDetector:
         self.min_values = min_values
         self.robust = robust
         self.reset_after = reset_after
+        self.short_min_rise = short_min_rise
         self._accepted: deque[float] = deque(maxlen=window)
         self._in_a_row = 0
 
@@ -110,6 +118,12 @@ class SpikeDetector:
             z_score = rise / std if std > 0 else (math.inf if rise > 0 else 0.0)
             least = max(self.min_rise, self.min_relative_rise * abs(mean))
             is_spike = rise > self.threshold * std and rise > least
+            if not is_spike and self.short_min_rise is not None:
+                near, spread = self.statistics(self.min_values)
+                rise = value - near
+                if rise > self.threshold * spread and rise > max(least, self.short_min_rise):
+                    is_spike, mean, std = True, near, spread
+                    z_score = rise / std if std > 0 else math.inf
         if is_spike:
             self._in_a_row += 1
             if self._in_a_row >= self.reset_after:
@@ -121,14 +135,19 @@ class SpikeDetector:
             self._accepted.append(value)
         return SpikeVerdict(is_spike, z_score, mean, std)
 
-    def statistics(self) -> tuple[float, float]:
+    def statistics(self, last: int | None = None) -> tuple[float, float]:
         """Centre and spread of the accepted values.
+
+        Args:
+            last (`int`, *optional*): Only of so many of them, the newest.
 
         Returns:
             `tuple[float, float]`: Mean and population standard deviation, or their robust twins; NaN and 0 without
             values.
         """
-        values = self._accepted
+        values = list(self._accepted)
+        if last is not None:
+            values = values[-last:]
         if not values:
             return math.nan, 0.0
         if self.robust:
@@ -152,6 +171,90 @@ class SpikeDetector:
         """
         self._accepted = deque((float(one) for one in state["accepted"]), maxlen=self.window)
         self._in_a_row = int(state["in_a_row"])
+
+
+class ZClipStatistics:
+    """ZClip's running statistics of a gradient norm (arXiv 2504.02507), and what it would clip a norm to.
+
+    Mean and variance move by `momentum`; a norm with `z > threshold` is replaced by
+    `mean + threshold * std / (z / threshold)`, and that value enters, so that a spike moves them little.
+
+    Args:
+        threshold (`float`, *optional*, defaults to 2.5): Standard deviations above the mean that are clipped.
+        momentum (`float`, *optional*, defaults to 0.97): Weight of the old statistics.
+        warmup (`int`, *optional*, defaults to 25): Norms whose mean and population variance the statistics start from.
+        mean (`float`, *optional*): Start value; with `variance` there is no warm-up.
+        variance (`float`, *optional*): Start value.
+
+    Raises:
+        UserError: If an option is out of range.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 2.5,
+        momentum: float = 0.97,
+        warmup: int = 25,
+        mean: float | None = None,
+        variance: float | None = None,
+    ) -> None:
+        if not 0 < threshold < math.inf:
+            raise UserError(f"threshold = {threshold}; a finite number above 0 is needed.")
+        if not 0 <= momentum < 1:
+            raise UserError(f"momentum = {momentum}; 0 up to (not including) 1 is needed: at 1 nothing ever moves.")
+        if warmup < 2:
+            raise UserError(f"warmup = {warmup}; at least 2 norms are needed for a variance.")
+        if (mean is None) != (variance is None):
+            raise UserError("mean and variance; give both or none.")
+        self.threshold = threshold
+        self.momentum = momentum
+        self.warmup = warmup
+        self.mean = mean
+        self.variance = variance
+        self._first: list[float] = []
+
+    def observe(self, norm: float) -> float:
+        """Takes a norm in.
+
+        Args:
+            norm (`float`): Gradient norm of one step.
+
+        Returns:
+            `float`: What it is clipped to; itself if it is no spike or the statistics warm up. One that is not finite
+            leaves no trace and gives the mean (0 in the warm-up).
+        """
+        if not math.isfinite(norm):
+            return self.mean or 0.0
+        if self.mean is None or self.variance is None:
+            self._first.append(norm)
+            if len(self._first) >= self.warmup:
+                self.mean, std = _mean_std(self._first)
+                self.variance, self._first = std * std, []
+            return norm
+        std = math.sqrt(self.variance)
+        z_score = (norm - self.mean) / (std + 1e-6)
+        clipped = norm
+        if z_score > self.threshold:
+            clipped = self.mean + self.threshold * std / (z_score / self.threshold)
+        self.mean = self.momentum * self.mean + (1 - self.momentum) * clipped
+        self.variance = self.momentum * self.variance + (1 - self.momentum) * (clipped - self.mean) ** 2
+        return clipped
+
+    def state(self) -> dict[str, Any]:
+        """What is needed to go on after a restart.
+
+        Returns:
+            `dict`: Plain JSON.
+        """
+        return {"mean": self.mean, "variance": self.variance, "first": list(self._first)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on where other statistics stopped.
+
+        Args:
+            state (`dict`): From `state()`.
+        """
+        self.mean, self.variance, self._first = state["mean"], state["variance"], list(state["first"])
 
 
 def spike_flags(
@@ -206,7 +309,7 @@ def spike_score(flags: Iterable[bool]) -> float:
 def _mean_std(values: Iterable[float]) -> tuple[float, float]:
     values = list(values)
     mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((one - mean) ** 2 for one in values) / len(values))
+    return mean, math.sqrt(math.fsum([(one - mean) * (one - mean) for one in values]) / len(values))
 
 
 def _median(values: Iterable[float]) -> float:

@@ -3,10 +3,12 @@
 A callback is never given the loss: it is taken by a hook on the model's forward, one value a micro-batch, added up on
 the device and read once a step, before the optimizer moves. The value is that of the whole step over all processes, so
 all decide alike (bugs S3). Gradients are looked at for values that are not finite; their norm before clipping is
-judged too where the trainer hands it over (`observe_grad_norm`), since callbacks see them only clipped.
+judged too where the trainer hands it over (`observe_grad_norm`), since callbacks see them only clipped. So is the
+largest logsumexp of the logits, where the model's loss is a `CausalLMObjective` (with `ZLossCallback`).
 
 A skipped update drops the gradients, so weights, moments and the optimizer's step count stay bit by bit as they were
-(bugs S6); the learning rate stays a function of the step and moves on.
+(bugs S6, L8); the learning rate stays a function of the step and moves on: a skipped step is one of the schedule's, so
+the rate never depends on what was skipped, and the last step is at the floor.
 """
 
 import logging
@@ -19,6 +21,7 @@ from transformers.trainer_callback import ExportableState
 
 from hf_pretrain.callbacks.detector import SpikeDetector, SpikeVerdict
 from hf_pretrain.callbacks.log_lines import add_to_line, is_training_line, unwrap
+from hf_pretrain.losses.objective import CausalLMObjective
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 
@@ -33,8 +36,9 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
     """Detects loss spikes in any Trainer and acts on them.
 
     Logs `spike/count` (spikes so far) and `spike/loss_score` (their share of the steps). `events` holds one dict a
-    spike: `step` (the update it would have been), `kind`, `value`, `z_score`, `mean`, `std`, `action`; numbers that
-    are not finite are given as text (`value`) or `None`.
+    spike: `step` (the update it would have been), `kind` (`"loss"`, `"grad_norm"` or `"lse_max"`), `value`, `z_score`,
+    `mean`, `std`, `action`; numbers that are not finite are given as text (`value`) or `None`. `stopped_at` is the
+    step at which it stopped the training, or `None`.
 
     Args:
         action (`str`, *optional*, defaults to `"log"`): `"log"`; `"skip_update"`: this step changes no weight and no
@@ -52,6 +56,8 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         UserError: If an option is unknown or can never or always fire.
     """
 
+    actions: tuple[str, ...] = ACTIONS
+
     def __init__(
         self,
         action: str = "log",
@@ -62,8 +68,8 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         robust: bool = False,
         max_consecutive: int = 20,
     ) -> None:
-        if action not in ACTIONS:
-            raise UserError(unknown_name_message("spike action", action, ACTIONS))
+        if action not in self.actions:
+            raise UserError(unknown_name_message("spike action", action, self.actions))
         if isinstance(max_consecutive, bool) or not isinstance(max_consecutive, int) or max_consecutive < 1:
             raise UserError(f"max_consecutive = {max_consecutive!r}; a whole number of at least 1 is needed.")
         self.action = action
@@ -73,16 +79,20 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         self.min_values = min_values
         self.robust = robust
         self.max_consecutive = max_consecutive
-        self.detector = SpikeDetector(window, threshold, min_rise=min_rise, min_values=min_values, robust=robust)
+        options = {"window": window, "threshold": threshold, "min_values": min_values, "robust": robust}
+        # 0.4 nats: so that one of 0.5 is seen though the loss still falls
+        self.detector = SpikeDetector(min_rise=min_rise, short_min_rise=0.4, **options)
         # a gradient norm has no unit to give a least rise in: it must at least double
-        self.grad_norm_detector = SpikeDetector(
-            window, threshold, min_rise=0.0, min_relative_rise=1.0, min_values=min_values, robust=robust
-        )
+        self.grad_norm_detector = SpikeDetector(min_rise=0.0, min_relative_rise=1.0, **options)
+        # z-loss keeps it near 0, where a share of it is nothing
+        self.lse_detector = SpikeDetector(min_rise=5.0, min_relative_rise=0.5, **options)
         self.events: list[dict[str, Any]] = []
         self.num_spikes = 0
         self.num_steps = 0
         self.skipped_last_step = False
+        self.stopped_at: int | None = None
         self._consecutive = 0
+        self._model: Any = None
         self._hook: Any = None
         self._sum_losses = True
         self._told_blind = False
@@ -96,6 +106,7 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         return {
             "detector": self.detector.state(),
             "grad_norm_detector": self.grad_norm_detector.state(),
+            "lse_detector": self.lse_detector.state(),
             "events": self.events,
             "num_spikes": self.num_spikes,
             "num_steps": self.num_steps,
@@ -106,6 +117,8 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
     def progress(self, saved: dict[str, Any]) -> None:
         self.detector.load_state(saved["detector"])
         self.grad_norm_detector.load_state(saved["grad_norm_detector"])
+        if "lse_detector" in saved:
+            self.lse_detector.load_state(saved["lse_detector"])
         self.events = list(saved["events"])
         self.num_spikes = saved["num_spikes"]
         self.num_steps = saved["num_steps"]
@@ -145,13 +158,20 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
                 "skipped; use 'log', or FSDP."
             )
         self._release()
-        self._hook = unwrap(kwargs["model"]).register_forward_hook(self._take_loss, with_kwargs=True)
+        self._model = unwrap(kwargs["model"])
+        self._hook = self._model.register_forward_hook(self._take_loss, with_kwargs=True)
+        self.stopped_at = None
         self._forget_step()
 
     def _forget_step(self) -> None:
         self._loss: torch.Tensor | None = None
         self._micro_batches = 0
         self._grad_norm: torch.Tensor | float | None = None
+        self._step_lse_max()
+
+    def _step_lse_max(self) -> torch.Tensor | None:
+        objective = None if self._model is None else vars(self._model).get("_loss_function")
+        return objective.pop_step_lse_max() if isinstance(objective, CausalLMObjective) else None
 
     def _take_loss(self, module: torch.nn.Module, inputs: tuple, kwargs: dict[str, Any], output: Any) -> None:
         """Forward hook: adds up the training losses of the step on the device."""
@@ -207,7 +227,7 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         gradients = [one.grad for one in kwargs["model"].parameters() if one.grad is not None]
         if not gradients:
             return  # a step without targets: there is nothing to judge and nothing to skip
-        loss, norm = self._read_step(args, gradients)
+        loss, norm, lse_max = self._read_step(args, gradients)
         found = []
         if loss is not None:
             found.append(("loss", loss, self.detector.observe(loss)))
@@ -223,6 +243,8 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
             found.append(("grad_norm", norm, SpikeVerdict(True, math.inf, math.nan, 0.0)))
         elif self._grad_norm is not None:
             found.append(("grad_norm", norm, self.grad_norm_detector.observe(norm)))
+        if lse_max is not None:
+            found.append(("lse_max", lse_max, self.lse_detector.observe(lse_max)))
         self.num_steps += 1
         spikes = [one for one in found if one[2].is_spike]
         if not spikes:
@@ -234,13 +256,20 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
             return
         kwargs["optimizer"].zero_grad()
         self.skipped_last_step = True
+        self._after_skip(state.global_step + 1, control)
+
+    def _after_skip(self, step: int, control: TrainerControl) -> None:
+        """Stops the training where the action says so, or where nothing is learnt any more."""
         if self.action == "stop" or self._consecutive >= self.max_consecutive:
             why = "action is 'stop'" if self.action == "stop" else f"{self._consecutive} steps in a row were skipped"
-            logger.error("Training stops before update %d: %s.", state.global_step + 1, why)
+            logger.error("Training stops before update %d: %s.", step, why)
+            self.stopped_at = step
             control.should_training_stop = True
 
-    def _read_step(self, args: TrainingArguments, gradients: list[torch.Tensor]) -> tuple[float | None, float]:
-        """Loss and gradient norm of the step, equal on all processes; one device sync."""
+    def _read_step(
+        self, args: TrainingArguments, gradients: list[torch.Tensor]
+    ) -> tuple[float | None, float, float | None]:
+        """Loss, gradient norm and largest logsumexp of the step, equal on all processes; one device sync."""
         if self._grad_norm is None:
             norm = torch.nn.utils.get_total_norm(gradients)
         else:
@@ -252,14 +281,23 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         loss = self._loss.to(device) if seen else torch.zeros((), device=device)
         if seen and not self._sum_losses:
             loss = loss / self._micro_batches
-        parts = torch.stack((loss, norm.float().to(device), torch.tensor(float(seen), device=device)))
+        top = self._step_lse_max()
+        told = top is not None
+        top = top.float().to(device) if told else torch.zeros((), device=device)
+        flags = torch.tensor([float(seen), float(told)], device=device)
+        table = torch.cat((torch.stack((loss, norm.float().to(device), top)), flags))[None]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(parts)
-            world = torch.distributed.get_world_size()
-            shares = self._sum_losses and args.average_tokens_across_devices
-            parts = parts / torch.tensor([1.0 if shares else world, world, 1.0], device=device)
-        loss_value, norm_value, seen_anywhere = parts.tolist()
-        return (loss_value if seen_anywhere else None), norm_value
+            gathered = [torch.empty_like(table) for _ in range(torch.distributed.get_world_size())]
+            torch.distributed.all_gather(gathered, table)
+            table = torch.cat(gathered)
+        rows = table.tolist()
+        # with a count over all processes their losses are shares of one sum
+        means = len(rows) > 1 and not (self._sum_losses and args.average_tokens_across_devices)
+        loss_value = sum(row[0] for row in rows) / (len(rows) if means else 1)
+        norm_value = sum(row[1] for row in rows) / len(rows)
+        tops = [row[2] for row in rows if row[4]]
+        lse_value = math.nan if any(map(math.isnan, tops)) else max(tops, default=None)
+        return (loss_value if any(row[3] for row in rows) else None), norm_value, lse_value
 
     def _record(self, step: int, spikes: list[tuple[str, float, SpikeVerdict]]) -> None:
         """Counts the step once and notes what was seen in it."""

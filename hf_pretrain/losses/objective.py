@@ -76,6 +76,7 @@ class CausalLMObjective:
         self._sums: torch.Tensor | None = None  # ce, z, denominator share, tokens, lse
         self._lse_max: torch.Tensor | None = None
         self._lse_max_known = True
+        self._step_lse_max: torch.Tensor | None = None
 
     def attach(self, model: Any) -> None:
         """Installs the objective on a model, and makes `Trainer` count the targets this loss has.
@@ -231,6 +232,16 @@ class CausalLMObjective:
         else:
             top = output.lse_max.to(wide)
             self._lse_max = top if self._lse_max is None else torch.maximum(self._lse_max, top)
+            self._step_lse_max = top if self._step_lse_max is None else torch.maximum(self._step_lse_max, top)
+
+    def pop_step_lse_max(self) -> torch.Tensor | None:
+        """Largest logsumexp of this process's training calls since this was last asked; no sync, no collective.
+
+        Returns:
+            `torch.Tensor`: A scalar on the device; `None` without a call, or where the kernel does not tell it.
+        """
+        top, self._step_lse_max = self._step_lse_max, None
+        return top
 
     def pop_metrics(self) -> dict[str, float]:
         """Means over all training calls since the last pop, over all ranks; then starts anew. Costs one device sync.
