@@ -32,6 +32,7 @@ class ArrowShard:
         first_row (`int`): Row of the dataset at which it begins.
     """
 
+    looked_through = False
     __slots__ = ("_ends", "_first_row", "_number", "_rows", "_table", "_tokens", "num_documents")
 
     def __init__(self, table: "ArrowTable", number: int, first_row: int) -> None:

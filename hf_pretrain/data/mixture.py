@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from hf_pretrain.data.packing import PackedSamples, Packing, Rows, make_rows, mark_documents, pack_window
+from hf_pretrain.data.packing import PackedSamples, Packing, Rows, make_rows, pack_rows, pack_window
 from hf_pretrain.data.permutation import Permutation, derive_seed
 from hf_pretrain.data.phases import check_context
 from hf_pretrain.data.repeats import MaxEpochs, OnExcess, SourcePlan, fit_repeats, plan_sources
@@ -235,15 +235,13 @@ class MixtureDataset(Dataset):
 
     def _read(self, indices: list[int], places: list[tuple[int, int]]) -> PackedSamples:
         ids = np.empty((len(indices), self.seq_length), dtype=np.int64)
-        edges = [self._rows[source].read_into(window, ids[row]) for row, (source, window) in enumerate(places)]
+        contexts = [self.schedule.phase_at(index).seq_length for index in indices] if self._contexts else None
+        read = [(self._rows[source], window) for source, window in places]
+        labels, positions = pack_rows(read, ids, contexts)
         if self._vocab_size and ids.size and int(ids.max()) >= self._vocab_size:
             for row, (source, window) in enumerate(places):
                 start, stop = self._rows[source].spans(window)[0][0], self._rows[source].spans(window)[-1][1]
                 self.sources[source].check_ids(start, stop, int(ids[row].max()))
-        labels, positions = ids.copy(), np.empty_like(ids)
-        for row, (starts, filled) in enumerate(edges):
-            context = self.schedule.phase_at(indices[row]).seq_length if self._contexts else None
-            mark_documents(labels[row], positions[row], starts, filled, context)
         tensors = (torch.from_numpy(array) for array in (ids, labels, positions))
         return PackedSamples(*tensors, indices, [source for source, _ in places])
 

@@ -23,6 +23,7 @@ Packing = Literal["concat", "best_fit"]
 class Rows(Protocol):
     """The rows of one source."""
 
+    source: TokenSource
     num_rows: int
 
     def read_into(self, row: int, out: np.ndarray) -> tuple[np.ndarray, int]:
@@ -55,9 +56,7 @@ class ConcatRows:
         Returns:
             `tuple[np.ndarray, int]`: Offsets at which documents begin, and `seq_length`.
         """
-        start = row * self.seq_length
-        self.source.read_into(start, out)
-        return self.source.document_starts(start, start + self.seq_length) - start, self.seq_length
+        return self.source.read_row(row * self.seq_length, out), self.seq_length
 
     def spans(self, row: int) -> list[tuple[int, int]]:
         """Names the tokens of a row.
@@ -178,41 +177,74 @@ class PackedSamples(Sequence):
 
 
 def mark_documents(
-    labels: np.ndarray, positions: np.ndarray, starts: np.ndarray, filled: int, context: int | None = None
+    labels: np.ndarray, positions: np.ndarray, starts: np.ndarray, fillers: Sequence[tuple[int, int]] = ()
 ) -> None:
-    """Writes the labels and positions of one row.
+    """Writes the labels and positions of all rows of a batch at once.
 
     Args:
-        labels (`np.ndarray`): The row's ids, of shape `[seq_length]`; changed in place.
-        positions (`np.ndarray`): Filled.
-        starts (`np.ndarray`): Offsets at which documents begin.
-        filled (`int`): From here on the row is filler.
-        context (`int`, *optional*): Tokens after which the row begins anew, for phases of shorter sequences.
+        labels (`np.ndarray`): The ids, of shape `[batch, seq_length]`; changed in place.
+        positions (`np.ndarray`): Filled; of the same shape.
+        starts (`np.ndarray`): Rising places at which documents begin, counted through the batch row by row.
+        fillers (`Sequence[tuple[int, int]]`, *optional*): Row, and where its filler begins.
     """
-    length = len(labels)
-    if filled < length:
-        labels[filled:] = -100
-        starts = np.append(starts, filled)
-    if context is not None and context < length:
-        starts = np.union1d(starts, np.arange(context, length, context))
-    labels[starts] = -100
-    edges = starts.tolist()
-    if not edges or edges[0]:
-        edges.insert(0, 0)
-    edges.append(length)
-    counting = _arange(length)
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
-        positions[start:stop] = counting[: stop - start]
+    rows, length = labels.shape
+    labels.reshape(-1)[starts] = -100
+    edges = [starts, np.arange(0, rows * length, length)]
+    if fillers:
+        edges.append(np.array([row * length + filled for row, filled in fillers], dtype=np.int64))
+        for row, filled in fillers:
+            labels[row, filled:] = -100
+    edges = np.concatenate(edges)
+    edges.sort()
+    sizes = np.diff(edges, append=rows * length)
+    np.subtract(_arange(rows * length), np.repeat(edges, sizes), out=positions.reshape(-1))
 
 
-_COUNTING = np.arange(4096, dtype=np.int64)
+_COUNTING = np.arange(1 << 15, dtype=np.int64)
 
 
 def _arange(length: int) -> np.ndarray:
     global _COUNTING
     if len(_COUNTING) < length:
         _COUNTING = np.arange(length, dtype=np.int64)
-    return _COUNTING
+    return _COUNTING[:length]
+
+
+def pack_rows(
+    read: Sequence[tuple[Rows, int]], ids: np.ndarray, contexts: Sequence[int | None] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads rows into a batch and makes their labels and positions.
+
+    Args:
+        read (`Sequence[tuple[Rows, int]]`): Of each row of the batch the rows of its source, and its number in them.
+        ids (`np.ndarray`): int64 array of shape `[batch, seq_length]` to fill.
+        contexts (`Sequence[int | None]`, *optional*): Tokens after which each row begins anew, for phases of shorter
+            sequences.
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: Labels and positions.
+    """
+    length = ids.shape[1]
+    found, fillers = [], []
+    for place, (rows, row) in enumerate(read):
+        starts, filled = rows.read_into(row, ids[place])
+        if filled < length:
+            fillers.append((place, filled))
+        context = contexts[place] if contexts else None
+        if context is not None and context < length:
+            starts = np.union1d(starts, np.arange(context, length, context))
+        found.append(starts)
+    starts = np.concatenate(found)
+    is_inside = not len(starts) or (starts.min() >= 0 and starts.max() < length)
+    starts += np.repeat(np.arange(0, ids.size, length), [len(part) for part in found])
+    if not is_inside or (starts[1:] < starts[:-1]).any():
+        for rows, row in read:
+            for start, stop in rows.spans(row):
+                rows.source.document_starts(start, stop)  # says which index does not rise
+        raise UserError("document ends do not rise inside a row; a file is damaged. Tokenize the sources again.")
+    labels, positions = ids.copy(), np.empty_like(ids)
+    mark_documents(labels, positions, starts, fillers)
+    return labels, positions
 
 
 def pack_window(tokens: np.ndarray, document_starts: np.ndarray) -> dict[str, torch.Tensor]:
@@ -226,11 +258,11 @@ def pack_window(tokens: np.ndarray, document_starts: np.ndarray) -> dict[str, to
         `dict[str, torch.Tensor]`: `input_ids`, `labels` and `position_ids`, int64 of shape `[seq_length]`. Labels are
         not shifted; the model shifts.
     """
-    labels = tokens.copy()
-    positions = np.empty(len(tokens), dtype=np.int64)
-    mark_documents(labels, positions, document_starts, len(tokens))
+    labels = tokens[None].copy()
+    positions = np.empty((1, len(tokens)), dtype=np.int64)
+    mark_documents(labels, positions, document_starts)
     return {
         "input_ids": torch.from_numpy(tokens),
-        "labels": torch.from_numpy(labels),
-        "position_ids": torch.from_numpy(positions),
+        "labels": torch.from_numpy(labels[0]),
+        "position_ids": torch.from_numpy(positions[0]),
     }

@@ -22,6 +22,8 @@ class Shard(Protocol):
     """What [`~hf_pretrain.data.token_source.TokenSource`] needs of a piece."""
 
     tokens: np.ndarray
+    # Whether all of `ends` are known to rise once they were asked for.
+    looked_through: bool
 
     @property
     def ends(self) -> np.ndarray:
@@ -50,6 +52,7 @@ class FileShard:
         self.path = path
         self._ends = ends.view(np.ndarray)
         self._checked = False
+        self.looked_through = False
 
     @classmethod
     def open(cls, path: Path, dtype: np.dtype, eos_token_id: int | None = None) -> "FileShard":
@@ -100,7 +103,8 @@ class FileShard:
     def ends(self) -> np.ndarray:
         """Document ends. A small index is looked through once; in a large one each look-up checks its neighbours."""
         if not self._checked:
-            if len(self._ends) <= _SMALL_INDEX and np.any(self._ends[1:] < self._ends[:-1]):
+            self.looked_through = len(self._ends) <= _SMALL_INDEX
+            if self.looked_through and np.any(self._ends[1:] < self._ends[:-1]):
                 raise UserError(damaged_index(self.path))
             self._checked = True
         return self._ends

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SOURCE_FILE = "source.json"
+_NEAR_ENDS = 64
 _SAVED_DATASET = ("dataset_info.json", "state.json")  # what `Dataset.save_to_disk` writes beside the tables
 
 
@@ -311,6 +312,42 @@ class TokenSource:
         for shard_index, low, high in self._pieces(start, stop):
             offset = self._token_offsets[shard_index]
             out[low - start : high - start] = self._shards[shard_index].tokens[low - offset : high - offset]
+
+    def read_row(self, start: int, out: np.ndarray) -> np.ndarray:
+        """Reads tokens into an array and finds the documents that begin among them, without a look at their order.
+
+        Whoever reads many rows checks all their offsets at once; [`TokenSource.document_starts`] checks each time.
+
+        Args:
+            start (`int`): First position.
+            out (`np.ndarray`): int64 array, filled to its end.
+
+        Returns:
+            `np.ndarray`: A new int64 array of the offsets in `out` at which documents begin. They rise if the index is
+            whole.
+        """
+        stop = start + len(out)
+        shard_index = bisect.bisect_right(self._token_offsets, start) - 1
+        offset = self._token_offsets[shard_index]
+        # A row over an edge of shards, or one that begins with a shard, is rare and goes the long way.
+        if start == offset or stop > self._token_offsets[shard_index + 1]:
+            self.read_into(start, out)
+            return self.document_starts(start, stop) - start
+        shard = self._shards[shard_index]
+        low, high = start - offset, stop - offset
+        out[:] = shard.tokens[low:high]
+        ends = shard.ends
+        # A start is the end of the document before it. The key has the index's type, or numpy copies the index.
+        key = ends.dtype.type
+        first = int(ends.searchsorted(key(low)))
+        near = ends[first : first + _NEAR_ENDS]
+        is_far = len(near) == _NEAR_ENDS and near[-1] < high
+        # A single wrong end sends the search astray; where not all were looked through, those nearby are.
+        if is_far or not (shard.looked_through or (near[1:] >= near[:-1]).all()):
+            return self.document_starts(start, stop) - start
+        starts = near[: near.searchsorted(key(high))].astype(np.int64)
+        starts -= low
+        return starts
 
     def check_ids(self, start: int, stop: int, largest: int) -> None:
         """Makes sure that tokens read lie inside the vocabulary.

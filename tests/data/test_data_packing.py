@@ -13,7 +13,7 @@ from hf_pretrain.data.best_fit import assign_rows, build_index, cut_documents
 from hf_pretrain.data.collator import PretrainDataCollator
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.data.order import DataOrder
-from hf_pretrain.data.packing import make_rows, mark_documents
+from hf_pretrain.data.packing import make_rows, pack_rows
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.token_source import TokenSource
 from hf_pretrain.data.trace import trace_sample
@@ -79,17 +79,19 @@ def test_filler_and_first_tokens_have_no_label():
     out = np.empty(8, dtype=np.int64)
     starts, filled = rows.read_into(0, out)
     assert (out.tolist(), starts.tolist(), filled) == ([1, 2, 3, 4, 5, 6, 7, 0], [0, 3], 7)
-    labels, positions = out.copy(), np.empty(8, dtype=np.int64)
-    mark_documents(labels, positions, starts, filled)
-    assert labels.tolist() == [-100, 2, 3, -100, 5, 6, 7, -100]
-    assert positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
+    ids = np.empty((2, 8), dtype=np.int64)
+    for labels, positions in zip(*pack_rows([(rows, 0), (rows, 0)], ids), strict=True):
+        assert labels.tolist() == [-100, 2, 3, -100, 5, 6, 7, -100]
+        assert positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
+    assert ids[1].tolist() == out.tolist()
 
 
 def test_a_shorter_context_cuts_rows_without_touching_the_order():
-    labels, positions = np.arange(12), np.empty(12, dtype=np.int64)
-    mark_documents(labels, positions, np.array([6]), 12, context=4)
-    assert positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3]
-    assert labels.tolist() == [0, 1, 2, 3, -100, 5, -100, 7, -100, 9, 10, 11]
+    rows = make_rows(TokenSource.from_arrays("a", range(24), [6, 24]), 12)
+    labels, positions = pack_rows([(rows, 0), (rows, 1)], np.empty((2, 12), dtype=np.int64), [4, None])
+    assert positions[0].tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3]
+    assert labels[0].tolist() == [-100, 1, 2, 3, -100, 5, -100, 7, -100, 9, 10, 11]
+    assert (positions[1].tolist(), labels[1].tolist()) == (list(range(12)), list(range(12, 24)))
 
 
 def two_sources(tmp_path):

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 from testing_utils import random_documents, write_token_folder
 
+from hf_pretrain.data import shards
+from hf_pretrain.data.mixture import MixtureDataset
+from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.token_source import TokenSource
 from hf_pretrain.utils.errors import UserError
 
@@ -92,7 +95,7 @@ def test_index_and_tokens_must_agree(tmp_path, documents):
         TokenSource.open(folder)
 
 
-def test_a_damaged_index_or_shard_is_found_where_it_is_read(tmp_path, documents):
+def test_a_damaged_index_or_shard_is_found_where_it_is_read(tmp_path, documents, monkeypatch):
     folder = write_token_folder(tmp_path / "a", "a", documents)
     index = folder / "00000.ds.index"
     whole = index.read_bytes()
@@ -101,6 +104,12 @@ def test_a_damaged_index_or_shard_is_found_where_it_is_read(tmp_path, documents)
     index.write_bytes(ends.tobytes())
     with pytest.raises(UserError, match="00000.ds.index: the document ends do not rise"):
         TokenSource.open(folder).window(0, 16)
+    # In an index too large to be looked through, rows are checked as they are read.
+    monkeypatch.setattr(shards, "_SMALL_INDEX", 0)
+    with pytest.raises(UserError, match="document ends do not rise"):
+        source = TokenSource.open(folder)
+        schedule = MixtureSchedule.from_weights({"a": 1.0}, source.num_windows(16))
+        list(MixtureDataset([source], schedule, 16).__getitems__(range(schedule.num_samples)))
     index.write_bytes(whole)
     shard = folder / "00000.ds"
     tokens = np.frombuffer(shard.read_bytes(), "<u2").copy()
