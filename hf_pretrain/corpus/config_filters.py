@@ -44,7 +44,7 @@ class DomainRules:
         c4 (`bool`, *optional*):
             C4 line and page rules (arXiv 1910.10683); they edit the text.
         fineweb (`str`, *optional*):
-            `"off"`, `"fineweb_paper"` (duplicated line characters >= 0.1) or `"fineweb_code"` (> 0.01), arXiv
+            `"off"`, `"fineweb_paper"` (duplicated line characters > 0.1) or `"fineweb_code"` (> 0.01), arXiv
             2406.17557.
         code_quality (`bool`, *optional*):
             Line-length, alphanumeric and generated-file rules for source code, arXiv 2305.06161.
@@ -173,11 +173,22 @@ class FilterConfig:
     Args:
         words (`str`, *optional*, defaults to `"regex"`):
             What a word is: `"regex"` (runs of letters and digits, runs of marks) or `"whitespace"` (the Gopher paper).
+            Nothing moves decisions more; it is part of the step's fingerprint and of the facts.
+        profiles (`str`, *optional*):
+            A JSON file of language profiles (see `filters/profiles.py`) put over those of the package.
+        profile_limits (`bool`, *optional*, defaults to `True`):
+            Whether documents in other languages than English are held to their language's limits; stop words are
+            those of their language in any case.
+        casefold_stop_words (`bool`, *optional*, defaults to `True`):
+            Whether "The" is a stop word as "the" is; datatrove says no.
         domains (`dict[str, DomainRules]`, *optional*, defaults to `{}`):
             Rules that differ from the presets, by domain.
     """
 
     words: Literal["regex", "whitespace"] = "regex"
+    profiles: str | None = None
+    profile_limits: bool = True
+    casefold_stop_words: bool = True
     domains: dict[str, DomainRules] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_pretrain.corpus.config_filters import DOMAIN_PRESETS, WEB_RULES, DomainRules, FilterConfig
-from hf_pretrain.corpus.filters.heuristics import C4Filter, CodeFilter, QualityFilter, build_filters
+from hf_pretrain.corpus.filters.gopher_quality import QualityFilter
+from hf_pretrain.corpus.filters.heuristics import CodeFilter, build_filters
 from hf_pretrain.corpus.filters.repetition import RepetitionFilter
+from hf_pretrain.corpus.filters.web_rules import C4Filter
 from hf_pretrain.corpus.filters.words import FastWordTokenizer
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.strict import build
@@ -67,7 +69,7 @@ def test_stop_words_in_capitals_and_of_other_languages_count():
     french = "Le chat dort sur la table et le chien mange dans le jardin"
     assert decide(QualityFilter(**settings), french, language="fra_Latn") is True
     assert decide(QualityFilter(**settings), french, language="en") == (False, "gopher_enough_stop_words")
-    assert decide(QualityFilter(**settings), "kissa nukkuu talon katolla ja koira syo", language="fi") is True
+    assert decide(QualityFilter(**settings), "katu magonda venu sirena talo koira", language="mt") is True
 
 
 @pytest.mark.parametrize("text", ["", " \n ", "...", "*** --- ***"])
