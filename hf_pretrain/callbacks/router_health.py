@@ -68,8 +68,9 @@ def looks_collapsed(health: dict[str, torch.Tensor], experts: int, k: int) -> to
 
 class RouterHealthCallback(TrainerCallback, ExportableState):
     """Logs `router/max_vio`, `router/entropy`, `router/dead_experts`, `router/drop_fraction`, `router/load_balance`,
-    `router/z`, `router/token_entropy` (means over layers; dead experts are added up) and `router/load` (a list a
-    layer).
+    `router/z`, `router/token_entropy` (means over layers; dead experts are added up), `router/load` (a list a layer)
+    and, as lists over the sparse layers, what the alarm looks at: `router/layer_max_vio`, `router/layer_entropy`,
+    `router/layer_dead_experts`.
 
     Args:
         patience (`int`, *optional*, defaults to 3): Log lines in a row that a layer may look collapsed before the
@@ -158,6 +159,10 @@ class RouterHealthCallback(TrainerCallback, ExportableState):
                 "router/load_balance": health["load_balance"].mean().item(),
                 "router/z": (statistics["lse_sq_sum"] / statistics["lse_tokens"].clamp(min=1.0)).mean().item(),
                 "router/load": [[round(one, 5) for one in row] for row in health["share"].tolist()],
+                **{
+                    f"router/layer_{name}": [round(float(one), 5) for one in health[name]]
+                    for name in ("max_vio", "entropy", "dead_experts")
+                },
             },
         )
         self._watch(state.global_step, health, experts, k)

@@ -46,6 +46,10 @@ def test_logs_of_a_tiny_mixture_of_experts(tmp_path):
         assert line["router/max_vio"] >= 0 and line["router/z"] > 0
         assert line["router/load_balance"] == pytest.approx(1, abs=0.5)
         assert 0 <= line["router/drop_fraction"] < 1
+        for name in ("max_vio", "entropy"):
+            layers = line[f"router/layer_{name}"]
+            assert len(layers) == 2 and sum(layers) / 2 == pytest.approx(line[f"router/{name}"], abs=1e-4)
+        assert sum(line["router/layer_dead_experts"]) == line["router/dead_experts"]
         json.dumps(line)
     assert model.router_statistics() == {}  # reset after each line
     assert any(line["router/drop_fraction"] > 0 for line in lines(trainer))

@@ -1,4 +1,4 @@
-"""The sorted experts and the float32 norm, whose backward is written out, against plain autograd."""
+"""The sorted experts, the float32 norm and the rotation, whose backward is written out, against plain autograd."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from hf_pretrain.models.strata.configuration_strata import StrataConfig
 from hf_pretrain.models.strata.experts_strata import StrataExperts
-from hf_pretrain.models.strata.layers_strata import StrataRMSNorm
+from hf_pretrain.models.strata.layers_strata import StrataRMSNorm, apply_rotary_pos_emb, rotate_half
 
 
 def experts(activation="silu", num_experts=5):
@@ -91,3 +91,19 @@ def test_norm_on_the_processor_equals_the_formula(shape):
     gradients = torch.autograd.grad(found, wanted, upstream)
     for one, other in zip(gradients, torch.autograd.grad(expected, double, upstream.double()), strict=True):
         torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_and_its_backward(dtype):
+    torch.manual_seed(0)
+    parts = [torch.randn(2, heads, 5, 8).to(dtype).requires_grad_() for heads in (4, 2)]
+    cos, sin = torch.randn(2, 5, 8), torch.randn(2, 5, 8)  # the two halves of a real pair are alike; here they are not
+    upstream = [torch.randn(2, heads, 5, 8) for heads in (4, 2)]
+    turned = apply_rotary_pos_emb(*parts, cos, sin)
+    gradients = torch.autograd.grad(turned, parts, upstream)
+    plain = [one * cos.unsqueeze(1) + rotate_half(one) * sin.unsqueeze(1) for one in parts]
+    for found, expected in zip(
+        [*turned, *gradients], [*plain, *torch.autograd.grad(plain, parts, upstream)], strict=True
+    ):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, atol=1e-6 if found.dtype == torch.float32 else 3e-2, rtol=1e-5)

@@ -17,9 +17,12 @@ from transformers.integrations import use_experts_implementation
 from .configuration_strata import StrataConfig
 
 
+_SILU = (nn.SiLU, type(ACT2FN["silu"]))  # transformers has a class of its own for it
+
+
 def _activation_backward(act_fn: Callable, inputs: torch.Tensor, gradient: torch.Tensor, out: torch.Tensor) -> None:
     """Gradient through an activation at `inputs`, written to `out`."""
-    if type(act_fn) is nn.SiLU:
+    if type(act_fn) in _SILU:
         torch.ops.aten.silu_backward(gradient, inputs, grad_input=out)
         return
     with torch.enable_grad():

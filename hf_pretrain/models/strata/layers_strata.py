@@ -39,6 +39,30 @@ def rotate_half(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((-second, first), dim=-1)
 
 
+class _Rotate(torch.autograd.Function):
+    """RoPE with its backward written out: the rotation by the opposite angle, in two passes over memory each way."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        ctx.dtype = x.dtype
+        half = x.shape[-1] // 2
+        turned = x * cos
+        turned[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+        turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
+        return turned
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        cos, sin = ctx.saved_tensors
+        half = gradient.shape[-1] // 2
+        back = gradient * cos
+        back[..., :half].addcmul_(gradient[..., half:], sin[..., half:])
+        back[..., half:].addcmul_(gradient[..., :half], sin[..., :half], value=-1)
+        return back.to(ctx.dtype), None, None
+
+
 def apply_rotary_pos_emb(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,6 +79,8 @@ def apply_rotary_pos_emb(
         `tuple[torch.Tensor, torch.Tensor]`: Rotated queries and keys.
     """
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    if q.is_cpu and not torch.compiler.is_compiling():
+        return _Rotate.apply(q, cos, sin), _Rotate.apply(k, cos, sin)
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
