@@ -15,13 +15,12 @@ from transformers.trainer_callback import ExportableState
 
 from hf_pretrain.callbacks.log_lines import unwrap
 from hf_pretrain.kernels.liger_patch import PatchReport, patch_with_liger
-from hf_pretrain.kernels.liger_table import install_fused_forward, register_strata
+from hf_pretrain.kernels.liger_table import install_fused_forward, prepare_use_liger_kernel
 from hf_pretrain.losses.liger_seam import LigerSeam
 from hf_pretrain.losses.objective import CausalLMObjective
 from hf_pretrain.losses.selection import IMPLEMENTATIONS, resolve_loss_implementation
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
-from hf_pretrain.utils.optional import is_available
 
 
 logger = logging.getLogger(__name__)
@@ -85,9 +84,11 @@ class FusedKernelsCallback(TrainerCallback, ExportableState):
             state (`TrainerState`): The state.
             control (`TrainerControl`): The control.
             **kwargs: What the Trainer hands to callbacks.
+
+        Raises:
+            UserError: If Liger is asked for and not installed.
         """
-        if getattr(args, "use_liger_kernel", False) and is_available("liger_kernel"):
-            register_strata()
+        prepare_use_liger_kernel(args)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -15,12 +15,11 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer_callback import ExportableState
 
 from hf_pretrain.callbacks.log_lines import add_to_line, is_training_line, unwrap
-from hf_pretrain.kernels.liger_table import register_strata
+from hf_pretrain.kernels.liger_table import prepare_use_liger_kernel
 from hf_pretrain.losses.objective import CausalLMObjective
 from hf_pretrain.losses.selection import resolve_loss_implementation
 from hf_pretrain.losses.trl_seam import TrlHeadSeam
 from hf_pretrain.utils.errors import UserError
-from hf_pretrain.utils.optional import is_available
 
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,9 @@ class ZLossCallback(TrainerCallback, ExportableState):
         label_smoothing (`float`, *optional*, defaults to 0.0): Replaces the Trainer's `label_smoothing_factor`, which
             would compute the loss outside the model.
         fused_evaluation (`bool`, *optional*, defaults to `False`): No logits in evaluation either, on models that can
-            do without (Strata); not with `compute_metrics`, which needs them.
+            do without (Strata). Needs `prediction_loss_only=True`, because `compute_metrics` and `predict()` would
+            get no logits. Not needed in `PretrainTrainer`, nor with `use_liger_kernel`: they ask for no logits batch
+            by batch where only the loss is wanted.
 
     Raises:
         UserError: If an option is out of range.
@@ -93,9 +94,16 @@ class ZLossCallback(TrainerCallback, ExportableState):
             state (`TrainerState`): The state.
             control (`TrainerControl`): The control.
             **kwargs: What the Trainer hands to callbacks.
+
+        Raises:
+            UserError: If Liger is asked for and not installed, or evaluation would lack logits it may need.
         """
-        if getattr(args, "use_liger_kernel", False) and is_available("liger_kernel"):
-            register_strata()
+        prepare_use_liger_kernel(args)
+        if self.fused_evaluation and not getattr(args, "prediction_loss_only", False):
+            raise UserError(
+                "fused_evaluation = True; evaluation then gives no logits, which compute_metrics and predict() need; "
+                "set prediction_loss_only=True in the arguments, or leave fused_evaluation out of ZLossCallback."
+            )
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -114,6 +122,7 @@ class ZLossCallback(TrainerCallback, ExportableState):
         self._release()
         model = unwrap(kwargs["model"])
         _refuse_bypass(args, model)
+        _refuse_second_z(args)
         if self.implementation != "auto":
             resolve_loss_implementation(self.implementation, model.device)
         objective = self._make_objective()
@@ -211,6 +220,17 @@ def _refuse_sft_options(args: TrainingArguments, label_smoothing: float) -> None
         raise UserError(
             f"label_smoothing = {label_smoothing}; SFTTrainer's fused head has none; leave it out of ZLossCallback."
         )
+
+
+def _refuse_second_z(args: TrainingArguments) -> None:
+    """Raises where Liger's options ask for what this callback replaces."""
+    options = (getattr(args, "liger_kernel_config", None) or {}) if getattr(args, "use_liger_kernel", False) else {}
+    for name, own in (("lse_square_scale", "coef"), ("label_smoothing", "label_smoothing")):
+        if options.get(name):
+            raise UserError(
+                f"liger_kernel_config[{name!r}] = {options[name]}; ZLossCallback takes the place of that loss; give "
+                f"ZLossCallback({own}={options[name]}) instead, or leave the callback out."
+            )
 
 
 def _refuse_bypass(args: TrainingArguments, model: Any) -> None:

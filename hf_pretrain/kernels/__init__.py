@@ -6,7 +6,8 @@ without an accelerator nothing is patched and the report says so. The fused cros
 `liger_table.install_fused_forward(model)` takes Liger's forward for it on stock families, on any device.
 
 `TrainingArguments(use_liger_kernel=True)` acts on Strata once it is in Liger's table; our callbacks see to that, a
-stock `Trainer` without them needs one line, and takes z-loss from `liger_kernel_config={"lse_square_scale": 1e-4}`:
+stock `Trainer` without them needs one line, and takes z-loss from `liger_kernel_config={"lse_square_scale": 1e-4}`.
+Evaluation builds no logits either, unless there is a `compute_metrics`:
 
     from hf_pretrain.kernels.liger_table import register_strata
 

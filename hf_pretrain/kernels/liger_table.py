@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 _TABLE = "liger_kernel.transformers.monkey_patch"
 
 
+class _TableObjective(CausalLMObjective):
+    """The loss that Strata gets through the table; a second call knows it by its class."""
+
+
 def apply_liger_kernel_to_strata(
     rope: bool = True,
     rms_norm: bool = True,
@@ -39,6 +43,8 @@ def apply_liger_kernel_to_strata(
     model: Any = None,
 ) -> None:
     """Patches a Strata model for good, with the arguments of Liger's own functions of this kind.
+
+    A second call (every `Trainer.train` makes one) replaces the loss of the first.
 
     Args:
         rope (`bool`, *optional*, defaults to `True`): Liger's rotary embedding (all Strata models of the process).
@@ -63,16 +69,23 @@ def apply_liger_kernel_to_strata(
             f"use_liger_kernel = True; {reason}; leave it out (our loss without logits runs anywhere: ZLossCallback, "
             "FusedKernelsCallback)."
         )
-    report = patch_with_liger(model, rope=rope, rms_norm=rms_norm, swiglu=swiglu)
-    if fused_linear_cross_entropy and hasattr(type(model), "loss_function"):
-        resolve_loss_implementation("liger", model.device)
-        CausalLMObjective(lse_square_scale, "liger", label_smoothing, fused_evaluation=False).attach(model)
-        report.patched["fused_ce"] = f"z-loss {lse_square_scale:g}" if lse_square_scale else "no z-loss"
-    elif lse_square_scale or label_smoothing:
+    has_loss = fused_linear_cross_entropy and hasattr(type(model), "loss_function")
+    if not has_loss and (lse_square_scale or label_smoothing):
         raise UserError(
             f"lse_square_scale = {lse_square_scale}, label_smoothing = {label_smoothing}; both act in the fused loss: "
             "leave fused_linear_cross_entropy on, on a model with a loss."
         )
+    objective = None
+    if has_loss:
+        resolve_loss_implementation("liger", model.device)
+        objective = _TableObjective(lse_square_scale, "liger", label_smoothing, fused_evaluation=False)
+    present = vars(model).get("_loss_function")
+    if isinstance(present, _TableObjective):
+        present.detach()
+    report = patch_with_liger(model, rope=rope, rms_norm=rms_norm, swiglu=swiglu)
+    if objective is not None:
+        objective.attach(model)
+        report.patched["fused_ce"] = f"z-loss {lse_square_scale:g}" if lse_square_scale else "no z-loss"
     logger.info("Liger on %s: %s.", type(model).__name__, report)
 
 
@@ -84,6 +97,25 @@ def register_strata() -> None:
     """
     table = require(_TABLE, "liger", "use_liger_kernel")
     table.MODEL_TYPE_TO_APPLY_LIGER_FN["strata"] = apply_liger_kernel_to_strata
+
+
+def prepare_use_liger_kernel(args: Any) -> None:
+    """What callbacks do when a Trainer is made: `use_liger_kernel=True` acts on Strata, or says what is missing.
+
+    Args:
+        args (`TrainingArguments`): The arguments.
+
+    Raises:
+        UserError: If Liger is asked for and not installed.
+    """
+    if not getattr(args, "use_liger_kernel", False):
+        return
+    if not is_available("liger_kernel"):
+        raise UserError(
+            'use_liger_kernel = True; liger_kernel is not installed: run `pip install "hf-pretrain[liger]"`, or leave '
+            "it out (our loss without logits runs anywhere)."
+        )
+    register_strata()
 
 
 def install_fused_forward(model: Any) -> Callable[[], None] | str:

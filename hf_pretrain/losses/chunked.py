@@ -78,18 +78,21 @@ def _softmax_(logits: torch.Tensor) -> torch.Tensor:
     return (top - logits.gather(1, where).log()).squeeze(1)
 
 
-def _add_product(total: torch.Tensor, gradient: torch.Tensor, chunk: torch.Tensor, first: bool) -> None:
+def _add_product(
+    total: torch.Tensor, gradient: torch.Tensor, rounded: torch.Tensor, chunk: torch.Tensor, first: bool
+) -> None:
     """Adds `gradient^T chunk` to the head's gradient, which is not initialised before the first chunk.
 
     16-bit factors are summed in fp32 all the way: rounding each chunk's product would add to the error (bugs Z4).
+    Where no kernel does that, the gradient as it was before it was rounded is taken: exacter, and no copy.
     """
-    if gradient.dtype != total.dtype:
+    if rounded.dtype != total.dtype:
         if total.device.type == "cuda" and torch.cuda.get_device_capability(total.device)[0] >= 8:
             if first:
                 total.zero_()
-            torch.addmm(total, gradient.t(), chunk, out_dtype=total.dtype, out=total)
+            torch.addmm(total, rounded.t(), chunk, out_dtype=total.dtype, out=total)
             return
-        gradient, chunk = gradient.to(total.dtype), chunk.to(total.dtype)
+        chunk = chunk.to(total.dtype)
     if first:
         torch.mm(gradient.t(), chunk, out=total)
     else:
@@ -120,6 +123,8 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
 
         size = chunk_rows(rows, vocab, options.memory_budget, 8 if wide == torch.float64 else 4)
         buffer = torch.empty((size, vocab), dtype=wide, device=hidden.device)
+        # what 16-bit products write to and read from; reused for logits and gradient
+        narrow_buffer = torch.empty((size, vocab), dtype=compute, device=hidden.device) if narrow else None
         grad_hidden = torch.empty((rows, width), dtype=wide, device=hidden.device) if want_hidden else None
         grad_weight = torch.empty((vocab, width), dtype=wide, device=hidden.device) if want_weight else None
         rank_one = bool(eps) and not whole_rows
@@ -135,10 +140,10 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
             target = targets[start : start + size].unsqueeze(1)
             keep = None if row_weight is None else row_weight[start : start + size]
             logits = buffer[: chunk.shape[0]]
+            product = narrow_buffer[: chunk.shape[0]] if narrow else logits
+            torch.mm(chunk, head.t(), out=product)
             if narrow:
-                logits.copy_(chunk @ head.t())
-            else:
-                torch.mm(chunk, head.t(), out=logits)
+                logits.copy_(product)
             slope = None
             if cap is not None:
                 logits.div_(cap).tanh_()
@@ -168,11 +173,11 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
                     gradient.sub_((plain * (eps / vocab)).unsqueeze(1))
                 if slope is not None:
                     gradient.mul_(slope)
-                gradient = gradient.to(compute)
+                rounded = product.copy_(gradient) if narrow else gradient
                 if want_hidden:
-                    grad_hidden[start : start + size] = gradient @ head
+                    grad_hidden[start : start + size] = rounded @ head
                 if want_weight:
-                    _add_product(grad_weight, gradient, chunk, first=start == 0)
+                    _add_product(grad_weight, gradient, rounded, chunk, first=start == 0)
                 continue
             row = (factor * plain).unsqueeze(1)
             one_hot = ((factor - 1 + eps) * plain).unsqueeze(1) if eps or coef else None
@@ -185,7 +190,7 @@ class _ChunkedLinearCrossEntropy(torch.autograd.Function):
                 if eps:
                     local.sub_((plain * (eps / vocab)).unsqueeze(1) * head_sum)
             if want_weight:
-                _add_product(grad_weight, gradient, chunk * row, first=start == 0)
+                _add_product(grad_weight, gradient, gradient, chunk * row, first=start == 0)
                 if one_hot is not None:
                     grad_weight.index_add_(0, target.squeeze(1), chunk * one_hot)
                 if eps:

@@ -4,14 +4,17 @@ With T tokens of a micro-batch, V rows of the head, width H, and the logits' dty
 
     naive     forward  T V (b + 4 [fp32 copy, if b < 4] + 4 [log-softmax])
               backward T V (4 [log-softmax] + 4 [gradient of the loss] + 4 [gradient of the logits]) = 12 T V
-    chunked   C V (4 + b [16-bit copy, if b < 4]) + both gradients in fp32;  C rows fit a fixed budget
+    chunked   C V (4 + b [16-bit copy, if b < 4]) + both gradients in fp32 + T H b [rows with a target, on a CPU]
+              + C H 4 [a chunk of them];  C rows fit a fixed budget
     Liger     C' V b + gradient of the hidden states in b + gradient of the weight in fp32;
               C' = next power of two of T / ceil(V / H), at most T
 
-The naive rows are what transformers' own loss allocates (torch's log-softmax upcasts; measured in the tests, where the
-other two are held to their implementations too). Peaks, so the larger of forward and backward; what the optimizer,
-other layers and a gradient that existed before hold comes on top. Transformers' loss in 16 bit needs 10 T V in the
-forward alone, 12 T V with the backward.
+Naive is what transformers' own loss allocates (torch's log-softmax upcasts). A test holds naive and chunked to the
+bytes that the implementations allocate on a CPU, in fp32, in 16 bit and under autocast. Liger's row is read off its
+code (0.8, `accum_dtype` fp32) and not measured: its kernels run on no CPU; what a kernel keeps for itself is not in
+it. Peaks, so the larger of forward and backward; what the optimizer, other layers and a gradient that existed before
+hold comes on top, and one more `C V 4` for `chunked` with a softcap. Transformers' loss in 16 bit needs 10 T V in
+the forward alone, 12 T V with the backward.
 """
 
 from dataclasses import asdict, dataclass
@@ -129,11 +132,16 @@ def head_memory(
 
     forward = logits * (item + (_FP32 if narrow else 0) + _FP32)
     backward = logits * 3 * _FP32
-    products = logits * (_FP32 + (item if narrow else 0)) + weights * weight_item + inputs * item
-    naive = cast + max(forward, backward, products)
+    products = logits * item + weights * weight_item + inputs * item
+    casts = weights * (item + weight_item) + inputs * item if cast else 0
+    naive = cast + max(forward, backward, products, casts)
 
     rows = chunk_rows(num_tokens, vocab_size, device_type)
-    chunked = cast + rows * vocab_size * (_FP32 + (item if narrow else 0)) + (inputs + weights) * _FP32
+    gradients = (inputs + weights) * _FP32
+    picked = inputs * item if device_type == "cpu" else 0
+    at_chunk = rows * vocab_size * (_FP32 + (item if narrow else 0)) + rows * hidden_size * _FP32 + picked
+    handed_on = (weights * weight_item if weight_item < _FP32 else 0) + (inputs * item if narrow else 0) + picked
+    chunked = gradients + max(cast + at_chunk, handed_on)
 
     liger = cast + liger_chunk_rows(num_tokens, vocab_size, hidden_size) * vocab_size * item
     liger += inputs * item + weights * _FP32

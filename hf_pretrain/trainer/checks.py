@@ -1,6 +1,8 @@
 """What is checked before the first step: dataset and arguments agree, weights are fp32."""
 
+import inspect
 import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -78,3 +80,43 @@ def check_precision(model: Any) -> None:
             "less than 0.4%% in bf16). Load with dtype=torch.float32 and set bf16=True.",
             ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in half)),
         )
+
+
+def can_skip_logits(model: Any) -> bool:
+    """Tells whether a forward takes `skip_logits` (Strata's and Liger's do), and so can give the loss alone.
+
+    Args:
+        model (`PreTrainedModel`): The model, without wrappers.
+
+    Returns:
+        `bool`: Whether it does.
+    """
+    return "skip_logits" in inspect.signature(model.forward).parameters
+
+
+def check_metrics(
+    compute_metrics: Callable[..., Any] | None, args: PretrainConfig, model: Any, callbacks: Iterable[Any]
+) -> None:
+    """Makes sure that `compute_metrics` gets logits.
+
+    Args:
+        compute_metrics (`Callable`, *optional*): What the Trainer was given.
+        args (`PretrainConfig`): The arguments.
+        model (`PreTrainedModel`): The model, with its loss.
+        callbacks (`Iterable[TrainerCallback]`): What the Trainer was given.
+
+    Raises:
+        UserError: If evaluation would give no logits, or would never call the function.
+    """
+    if compute_metrics is None:
+        return
+    if args.prediction_loss_only:
+        raise UserError(
+            "prediction_loss_only = True; compute_metrics is given and would never be called; leave one of them out."
+        )
+    for owner in (getattr(model, "loss_function", None), *callbacks):
+        if getattr(owner, "fused_evaluation", False):
+            raise UserError(
+                f"fused_evaluation = True in {type(owner).__name__}; evaluation then gives no logits, which "
+                "compute_metrics needs; set it to False, or leave compute_metrics out."
+            )

@@ -15,10 +15,12 @@ class HeldOutTotals:
     Args:
         device (`torch.device`): Where the sums are kept.
         byte_lengths (`torch.Tensor`, *optional*): Bytes of text behind each token id, int64 of shape `[vocab_size]`.
+        **forward_options: What the model's forward gets with every batch.
     """
 
-    def __init__(self, device: torch.device, byte_lengths: torch.Tensor | None = None) -> None:
+    def __init__(self, device: torch.device, byte_lengths: torch.Tensor | None = None, **forward_options: Any) -> None:
         self.byte_lengths = byte_lengths
+        self.forward_options = forward_options
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss in nats, tokens, bytes
 
     @torch.no_grad()
@@ -31,6 +33,7 @@ class HeldOutTotals:
             accepts_loss_kwargs (`bool`): Whether the model divides by a given `num_items_in_batch`; else by its own
                 count.
         """
+        batch = {**batch, **self.forward_options}
         targets = batch["labels"][..., 1:]
         scored = targets[targets != -100]
         if accepts_loss_kwargs:

@@ -41,7 +41,7 @@ from hf_pretrain.trainer.checkpoint import (
     staging_folder,
     why_incomplete,
 )
-from hf_pretrain.trainer.checks import check_dataset, check_precision
+from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_precision
 from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.held_out import HeldOutTotals
@@ -148,6 +148,7 @@ class PretrainTrainer(Trainer):
             raise UserError(f"args is a {type(args).__name__}; PretrainTrainer takes a PretrainConfig")
         check_dataset(train_dataset, args)
         check_precision(model)
+        check_metrics(kwargs.get("compute_metrics"), args, model, callbacks or [])
         own = list(callbacks or [])
         given = {type(callback) for callback in own}
         standard = default_callbacks(args, model, train_dataset, anneal_weights)
@@ -466,7 +467,9 @@ class PretrainTrainer(Trainer):
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
         )
-        totals = HeldOutTotals(self.args.device, self._token_bytes())
+        # Only the loss is wanted: a forward that can do without all logits shall.
+        skip = {"skip_logits": True} if can_skip_logits(self.accelerator.unwrap_model(model)) else {}
+        totals = HeldOutTotals(self.args.device, self._token_bytes(), **skip)
         for batch in loader:
             with self.compute_loss_context_manager(), self.accelerator.autocast():
                 totals.add(model, self._prepare_inputs(batch), self.model_accepts_loss_kwargs)

@@ -9,7 +9,9 @@ from stock_training import Rows, lines, make_trainer, tiny_llama, tiny_strata
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer
 
 from hf_pretrain.callbacks import z_loss
+from hf_pretrain.callbacks.fused_kernels import FusedKernelsCallback
 from hf_pretrain.callbacks.z_loss import ZLossCallback
+from hf_pretrain.kernels import liger_table
 from hf_pretrain.utils.errors import UserError
 
 
@@ -69,6 +71,29 @@ def test_evaluation_is_cross_entropy_alone(tmp_path):
         trainer.train()
         results.append(next(line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line))
     assert results[0] == results[1]
+
+
+def test_evaluation_without_logits_must_be_one_that_needs_none(tmp_path):
+    """Bugs Z6: a stock Trainer tells callbacks nothing of compute_metrics; prediction_loss_only says it is not called."""
+    with pytest.raises(UserError, match="fused_evaluation = True; .* set prediction_loss_only=True"):
+        make_trainer(tmp_path, tiny_strata(), [ZLossCallback(fused_evaluation=True)])
+    results = []
+    for fused in (False, True):
+        model, shapes = tiny_strata(), []
+        model.register_forward_hook(lambda module, _, out, shapes=shapes: shapes.append(out.logits))
+        trainer = make_trainer(
+            tmp_path,
+            model,
+            [ZLossCallback(fused_evaluation=fused)],
+            steps=1,
+            eval_strategy="steps",
+            eval_rows=Rows(16),
+            prediction_loss_only=True,
+        )
+        trainer.train()
+        assert shapes[0] is None and (shapes[-1] is None) is fused
+        results.append(next(line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line))
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -137,6 +162,25 @@ def test_a_run_that_failed_leaves_nothing_for_the_next(tmp_path):
     trainer = make_trainer(tmp_path, trainer.model, [callback], steps=2)
     trainer.train()
     assert "_loss_function" not in vars(trainer.model)
+
+
+def test_liger_missing_is_one_error_when_the_trainer_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(liger_table, "is_available", lambda module: False)
+    for callback in (ZLossCallback(), FusedKernelsCallback()):
+        with pytest.raises(UserError, match=r'use_liger_kernel = True; .* `pip install "hf-pretrain\[liger\]"`'):
+            make_trainer(tmp_path, tiny_llama(), [callback], use_liger_kernel=True)
+
+
+def test_two_places_for_one_option_are_refused(tmp_path):
+    pytest.importorskip("liger_kernel")
+    options = {"rope": False, "rms_norm": False, "swiglu": False}
+    for name, own in (("lse_square_scale", "coef"), ("label_smoothing", "label_smoothing")):
+        config = {**options, name: 1e-3}
+        trainer = make_trainer(
+            tmp_path, tiny_llama(), [ZLossCallback()], use_liger_kernel=True, liger_kernel_config=config
+        )
+        with pytest.raises(UserError, match=rf"liger_kernel_config\['{name}'\] = 0.001; .*ZLossCallback\({own}=0.001"):
+            trainer.train()
 
 
 def test_bad_options_are_refused_at_once():

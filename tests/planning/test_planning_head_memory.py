@@ -41,6 +41,43 @@ def test_chunk_rule_is_that_of_the_losses():
                 assert chunk_rows(tokens, vocab, device) == chunked.chunk_rows(tokens, vocab, budget)
 
 
+@pytest.mark.parametrize("shape", [(512, 8192, 64), (300, 2048, 128), (16, 4096, 256)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+)
+def test_formulas_are_what_is_allocated(monkeypatch, shape, dtype, weight_dtype):
+    """Naive and chunked, live bytes of real calls; with a budget small enough that there are several chunks."""
+    torch = pytest.importorskip("torch")
+    from allocations import AllocationCounter
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    from hf_pretrain.losses import chunked
+
+    budget = 2**21
+    monkeypatch.setattr(chunked, "CPU_MEMORY_BUDGET", budget)
+    monkeypatch.setitem(CHUNK_BUDGETS, "cpu", budget)
+    tokens, vocab, width = shape
+    labels = torch.randint(0, vocab, (1, tokens))
+    expected = head_memory(*shape, dtype, weight_dtype, "cpu")
+
+    def measure(function):
+        hidden = torch.randn(1, tokens, width).to(getattr(torch, dtype)).requires_grad_()
+        weight = torch.randn(vocab, width).to(getattr(torch, weight_dtype)).requires_grad_()
+        counter = AllocationCounter()
+        for tensor in (hidden, weight, labels):
+            counter.watch(tensor)
+        before = counter.live
+        with counter, torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != weight_dtype):
+            loss = function(hidden, weight)
+            loss.backward()
+        return counter.peak - before
+
+    naive = measure(lambda hidden, weight: ForCausalLMLoss(torch.nn.functional.linear(hidden, weight), labels, vocab))
+    ours = measure(lambda hidden, weight: chunked.chunked_causal_lm_loss(hidden, weight, labels).loss)
+    assert naive == pytest.approx(expected.naive, rel=0.02)
+    assert ours == pytest.approx(expected.chunked, rel=0.02)
+
+
 def test_longer_batches_cost_the_naive_path_most():
     short, long = (head_memory(tokens, 131072, 2048) for tokens in (4096, 32768))
     assert long.naive / short.naive > 4

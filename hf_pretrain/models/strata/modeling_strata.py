@@ -517,6 +517,7 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
         output_router_logits: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> StrataCausalLMOutputWithPast:
         """Compute logits and, with labels, the loss.
@@ -536,6 +537,7 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
             output_router_logits (`bool`, *optional*): Return router logits (default: the config's).
             logits_to_keep (`int` or `torch.Tensor`, *optional*, defaults to 0): Last positions to compute; 0 for all.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Targets in the whole optimizer step.
+            skip_logits (`bool`, *optional*): Return no logits, or do; default: as the loss function wishes.
             kwargs (`TransformersKwargs`): Recording flags, what attention takes, what the loss function takes.
 
         Returns:
@@ -560,7 +562,12 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
         )
         hidden_states = outputs.last_hidden_state
         loss_function = self.loss_function
-        fused = labels is not None and getattr(loss_function, "takes_hidden_states", False)
+        if skip_logits and labels is None:
+            raise ValueError(
+                "skip_logits = True; without labels logits are all there is; pass labels or leave it out."
+            )
+        fused = getattr(loss_function, "takes_hidden_states", None)  # None: it cannot
+        fused = labels is not None and fused is not None and (fused if skip_logits is None else skip_logits)
         softcap = self.config.final_logit_softcapping
         logits = loss = None
         if fused:
@@ -594,7 +601,7 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
         return StrataCausalLMOutputWithPast(
             loss=loss,
             aux_loss=outputs.load_balance if output_router_logits else None,
-            logits=logits,
+            logits=None if skip_logits else logits,
             cache=outputs.cache,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
