@@ -74,7 +74,7 @@ def test_evaluation_is_cross_entropy_alone(tmp_path):
 
 
 def test_evaluation_without_logits_must_be_one_that_needs_none(tmp_path):
-    """Bugs Z6: a stock Trainer tells callbacks nothing of compute_metrics; prediction_loss_only says it is not called."""
+    """Bugs Z6: a stock Trainer hides compute_metrics from callbacks; prediction_loss_only rules it out."""
     with pytest.raises(UserError, match="fused_evaluation = True; .* set prediction_loss_only=True"):
         make_trainer(tmp_path, tiny_strata(), [ZLossCallback(fused_evaluation=True)])
     results = []
