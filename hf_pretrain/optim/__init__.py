@@ -1,7 +1,10 @@
-"""The room of optimizers' settings: which rate at which update, which parameters decay. Read `schedules.py` first.
+"""The room of optimizers: which rate at which update, which parameters decay, what clips. Read `schedules.py` first.
 
 - `schedules.py`: `multiplier(t, ...)`, the pure function; `lr_lambda(...)`, the same for torch's `LambdaLR`.
 - `param_groups.py`: `parameter_groups(model, weight_decay)`, no decay on vectors, biases and embeddings.
+- `muon.py`: `MuonWithAdamW`, torch's Muon for matrices, the same for each expert of a bank, AdamW for the rest.
+- `stable_adamw.py`: `StableAdamW`, AdamW that shrinks an update its second moment did not expect.
+- `clipping.py`: `ZClipStatistics` (global norm) and `AdaGC` (norm of each parameter), as arithmetic on norms.
 
     from torch.optim import AdamW
     from torch.optim.lr_scheduler import LambdaLR

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hf_pretrain.callbacks.detector import SpikeDetector, ZClipStatistics, spike_flags, spike_score
+from hf_pretrain.callbacks.detector import SpikeDetector, spike_flags, spike_score
 from hf_pretrain.utils.errors import UserError
 
 
@@ -120,35 +120,6 @@ def test_a_spike_is_seen_though_the_loss_still_falls():
     assert verdict.z_score == pytest.approx((high - verdict.mean) / verdict.std)
     with pytest.raises(UserError, match="short_min_rise = -1"):
         SpikeDetector(short_min_rise=-1)
-
-
-def test_zclip_statistics():
-    """Science section 3: mean 1, variance .01, threshold 2.5, momentum .97; the clipped value enters."""
-    statistics = ZClipStatistics(mean=1.0, variance=0.01)
-    rows = [
-        (1.1, 1.1, 1.003, 0.00998227),
-        (1.2, 1.2, 1.00891, 0.01077826),
-        (1.5, 1.1460840333, 1.01302522, 0.01098606),
-    ]
-    for value, clipped, mean, variance in rows:
-        assert statistics.observe(value) == pytest.approx(clipped, rel=1e-6)
-        assert (statistics.mean, statistics.variance) == pytest.approx((mean, variance), rel=1e-6)
-    assert statistics.observe(3.0) == pytest.approx(1.0475820256, rel=1e-6)
-    assert statistics.observe(1.0) == 1.0
-    assert (statistics.mean, statistics.variance) == pytest.approx((1.01364007, 0.01037506), rel=1e-6)
-
-
-def test_zclip_warms_up_and_refuses_what_is_not_finite():
-    statistics = ZClipStatistics(warmup=4)
-    assert [statistics.observe(one) for one in (1.0, 2.0, 3.0, 2.0)] == [1.0, 2.0, 3.0, 2.0]
-    assert (statistics.mean, statistics.variance) == pytest.approx((2.0, 0.5))
-    before = statistics.state()
-    assert statistics.observe(math.inf) == statistics.mean and statistics.state() == before
-    again = ZClipStatistics(warmup=4)
-    again.load_state(before)
-    assert again.observe(9.0) == statistics.observe(9.0) < 9.0
-    with pytest.raises(UserError, match="momentum = 1"):
-        ZClipStatistics(momentum=1)
 
 
 def test_bad_options():
