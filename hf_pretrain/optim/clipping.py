@@ -2,7 +2,7 @@
 
 - Global norm: gradients times `min(1, max_norm / (norm + 1e-6))`.
 - ZClip (arXiv 2504.02507): `max_norm` is what [`ZClipStatistics`] makes of the norm, and at most `max_grad_norm`.
-- AdaGC (arXiv 2502.11034): each parameter's gradient times `min(1, relative * gamma / norm)`, where `gamma` is a moving
+- AdaGC (arXiv 2502.11034): each parameter's gradient times `min(1, relative * gamma / norm)`, `gamma` being a moving
   mean of that parameter's clipped norms; in the warm-up the global norm is clipped and `gamma` is the smallest norm.
 
 A norm that is not finite leaves no trace in either. The norms are those of the summed gradient, equal on all ranks.

@@ -4,7 +4,7 @@ Muon (arXiv 2502.16982) replaces the momentum of a matrix by the nearest orthogo
 for 2-D parameters and is used for them. It refuses a bank of experts `(E, out, in)`, whose matrices are its slices:
 these are orthogonalised here, each expert by itself, in one batched product. A stacked `gate_up_proj` is two matrices.
 
-Rates are scaled by `0.2 sqrt(max(out, in))`, so that an update is as large as AdamW's and learning rate and decay carry
+Rates are scaled by `0.2 sqrt(max(out, in))`, so that an update is as large as AdamW's and its rate and decay carry
 over. Embeddings, head, routers' gates, norms and biases are AdamW's: a lookup table has no spectrum to level, and a
 gate whose rows all move alike cannot tell its experts apart.
 """
