@@ -23,7 +23,7 @@ from types import ModuleType
 from hf_pretrain import __version__
 from hf_pretrain.scripts.recipe import STAGE_MODULES, StageSpec, load_stage
 from hf_pretrain.utils.atomic import read_json, write_json
-from hf_pretrain.utils.errors import Interrupted, UserError, one_line
+from hf_pretrain.utils.errors import Interrupted, TrainingStopped, UserError, one_line
 from hf_pretrain.utils.facts import Facts
 from hf_pretrain.utils.fingerprint import fingerprint
 from hf_pretrain.utils.manifest import StepManifest
@@ -243,7 +243,8 @@ def guarded(work: Callable[[], int | None]) -> int:
         work (`Callable`): The command; its result is the exit code, `None` for success.
 
     Returns:
-        `int`: 0 for success, 2 for a mistake the user can mend, 128 + signal after an interrupt.
+        `int`: 0 for success, 2 for a mistake the user can mend, 3 for a training that stopped itself with good
+        checkpoints, 128 + signal after an interrupt.
     """
 
     def on_terminate(number: int, frame: object) -> None:
@@ -257,6 +258,9 @@ def guarded(work: Callable[[], int | None]) -> int:
         return work() or 0
     except (UserError, MissingPackageError) as error:
         return _fail(one_line(error))
+    except TrainingStopped as stop:
+        print(f"stopped: {one_line(stop)}", file=sys.stderr)
+        return 3
     except Interrupted as stop:
         print(f"\n{one_line(stop)}: run the same command again to go on.", file=sys.stderr)
         return 128 + stop.signal_number

@@ -15,6 +15,9 @@ Trainer).
 | `data_state.py` | the place in the data, in samples, and how it goes on when the run changes |
 | `loaders.py` | data loaders that start at any sample and use no random numbers |
 | `run_log.py` | `log.jsonl` |
+| `recovery.py` | back from a loss spike to a checkpoint, and on with other data; `rewind_journal.py` its record |
+| `run_records.py` | what the trainer does at the loop's events |
+| `run_lock.py`, `checkpoint_fit.py` | one writer a folder; a checkpoint is of this model |
 | `stages.py` | the model and the moments a stage starts from |
 
 ```python
@@ -25,4 +28,13 @@ args = PretrainConfig(output_dir="out", train_tokens=1_000_000, seq_length=256, 
 trainer = PretrainTrainer(model, args, train_dataset=mixture)
 trainer.train()  # and after an interrupt: trainer.train(resume_from_checkpoint=True)
 ```
+
+Spikes. `spike_action="rewind"` makes `train()` a loop: at a spike the update is dropped, everything is restored from
+the newest complete checkpoint before it (one of the start is always made), and the samples from there through the
+spike, or `rewind_skip_batches` if that is more, are left out for good. The same spike again goes further back, leaves
+more out, then halves the learning rate; after three attempts, or `max_rewinds` in all, `train()` raises
+`TrainingStopped` (exit code 3) with good checkpoints on disk. `rewinds.json` beside `data_order.json` says what was
+done; it is written before anything else changes, so a run that is killed at any moment goes on from the checkpoint it
+went back to, with the same samples left out. After `skip_update` weights, moments and the optimizer's step count are
+bit by bit as before; the learning rate is a function of the step and moves on.
 """

@@ -17,6 +17,7 @@ from hf_pretrain.callbacks.throughput import ThroughputCallback
 from hf_pretrain.callbacks.z_loss import ZLossCallback
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
+from hf_pretrain.trainer.recovery import RewindCallback
 
 
 def default_callbacks(
@@ -37,7 +38,8 @@ def default_callbacks(
     if args.fused_kernels:
         callbacks.append(FusedKernelsCallback(fused_ce="off"))
     if args.spike_action != "off":
-        callbacks.append(LossSpikeCallback(args.spike_action, args.spike_window, args.spike_threshold))
+        kind = RewindCallback if args.spike_action == "rewind" else LossSpikeCallback
+        callbacks.append(kind(args.spike_action, args.spike_window, args.spike_threshold))
     if args.router_health and hasattr(model, "router_statistics") and getattr(model.config, "num_experts", 0):
         callbacks.append(RouterHealthCallback())
     if args.throughput:

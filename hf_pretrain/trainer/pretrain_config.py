@@ -69,11 +69,20 @@ class PretrainConfig(TrainingArguments):
 
     Args:
         spike_action (`str`, *optional*, defaults to `"log"`):
-            What happens at a loss spike: `"off"`, `"log"`, `"skip_update"` or `"stop"`.
+            What happens at a spike of the loss, the gradient norm or the largest logsumexp: `"off"`, `"log"`,
+            `"skip_update"` (weights, moments and the optimizer's step stay, the learning rate moves on), `"stop"`, or
+            `"rewind"` (back to a checkpoint before it, and on with other data).
         spike_threshold (`float`, *optional*, defaults to 6.0):
             Standard deviations above the mean of accepted losses that make a spike.
         spike_window (`int`, *optional*, defaults to 128):
             Accepted steps that mean and deviation are taken over.
+        rewind_skip_batches (`int`, *optional*):
+            Batches left out after a rewind, from the checkpoint on and at least through the spike; by default 200, or
+            a fiftieth of the run where that is less. The same spike again doubles it.
+        rewind_lr_factor (`float`, *optional*, defaults to 1.0):
+            Factor on the learning rate after a rewind, for the rest of the run.
+        max_rewinds (`int`, *optional*, defaults to 10):
+            Rewinds of a run after which it stops with its last good checkpoint.
         router_health (`bool`, *optional*, defaults to `True`):
             Whether router load, entropy and dead experts are logged, for models that have routers.
         throughput (`bool`, *optional*, defaults to `True`):
@@ -136,11 +145,14 @@ class PretrainConfig(TrainingArguments):
         default="auto", metadata={"help": "Which loss kernel."}
     )
     empty_step_limit: int = field(default=10, metadata={"help": "Steps in a row without labels before an error."})
-    spike_action: Literal["off", "log", "skip_update", "stop"] = field(
+    spike_action: Literal["off", "log", "skip_update", "stop", "rewind"] = field(
         default="log", metadata={"help": "What happens at a loss spike."}
     )
     spike_threshold: float = field(default=6.0, metadata={"help": "Standard deviations that make a spike."})
     spike_window: int = field(default=128, metadata={"help": "Accepted steps the deviation is taken over."})
+    rewind_skip_batches: int | None = field(default=None, metadata={"help": "Batches a rewind leaves out."})
+    rewind_lr_factor: float = field(default=1.0, metadata={"help": "Factor on the rate after a rewind."})
+    max_rewinds: int = field(default=10, metadata={"help": "Rewinds before the run stops."})
     router_health: bool = field(default=True, metadata={"help": "Log router load and entropy."})
     throughput: bool = field(default=True, metadata={"help": "Log tokens per second and MFU."})
     fused_kernels: bool = field(default=False, metadata={"help": "Liger kernels where they can run."})
@@ -248,7 +260,15 @@ class PretrainConfig(TrainingArguments):
             if not fits:
                 raise UserError(f"{name} = {getattr(self, name)!r}; {allowed}")
 
-        for name in ("train_tokens", "global_batch_size", "empty_step_limit", "max_eval_windows", "rewarm_steps"):
+        for name in (
+            "train_tokens",
+            "global_batch_size",
+            "empty_step_limit",
+            "max_eval_windows",
+            "rewarm_steps",
+            "rewind_skip_batches",
+            "max_rewinds",
+        ):
             value = getattr(self, name)
             need(name, value is None or value >= 1, "allowed are whole numbers from 1 up")
         need("seq_length", self.seq_length >= 2, "allowed are whole numbers from 2 up")
@@ -257,7 +277,9 @@ class PretrainConfig(TrainingArguments):
             need(name, value is None or 0 <= value <= 1, "allowed is 0 to 1")
         need("z_loss_coef", 0 <= self.z_loss_coef <= 1, "allowed is 0 to 1; 1e-4 is usual")
         need("spike_threshold", self.spike_threshold > 0, "allowed are numbers above 0; 6 is usual")
-        need("spike_window", self.spike_window >= 8, "allowed are whole numbers from 8 up; 128 is usual")
+        need("spike_window", self.spike_window >= 16, "allowed are whole numbers from 16 up; 128 is usual")
+        need("rewind_lr_factor", 0 < self.rewind_lr_factor <= 1, "allowed is above 0 up to 1; 1 keeps the rate")
+        self._check_rewind()
         need(
             "anneal_fraction",
             self.anneal_fraction is None or 0 < self.anneal_fraction <= 1,
@@ -281,6 +303,26 @@ class PretrainConfig(TrainingArguments):
             raise UserError(
                 f"warmup_steps = {self.warmup_steps} and warmup_fraction = "
                 f"{self.warmup_fraction} both give the warm-up; keep one"
+            )
+
+    def _check_rewind(self) -> None:
+        if self.spike_action != "rewind":
+            for name, default in (("rewind_skip_batches", None), ("rewind_lr_factor", 1.0), ("max_rewinds", 10)):
+                if getattr(self, name) != default:
+                    raise UserError(
+                        f"{name} = {getattr(self, name)}; it acts with spike_action: rewind, and that is "
+                        f"{self.spike_action}: set it, or leave {name} out"
+                    )
+            return
+        why = "spike_action: rewind goes back to a checkpoint"
+        if self.save_strategy == "no":
+            raise UserError(f"save_strategy = 'no'; {why}: set save_strategy: steps and save_steps")
+        if self.save_only_model:
+            raise UserError(f"save_only_model = true; {why} with its optimizer: set save_only_model: false")
+        if self.save_total_limit is not None and self.save_total_limit < 2:
+            raise UserError(
+                f"save_total_limit = {self.save_total_limit}; {why}, and to an older one if that does not help: "
+                "keep 2 or more"
             )
 
     def _settle_batch(self) -> None:

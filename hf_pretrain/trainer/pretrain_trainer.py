@@ -4,7 +4,7 @@ What it adds, each piece in its own file: the global order of samples whatever t
 learning rates by update with a warm first and an exact last step (`optim.schedules`), checkpoints that are complete or
 absent (`checkpoint`), held-out loss as a mean over tokens and not over batches, optimizer steps without labels that
 change nothing, the log and the data order on disk (`run_log`, `data.order`), and the callbacks a configuration asks
-for (`default_callbacks`). The training loop itself is the Trainer's.
+for (`default_callbacks`), and the way back from a loss spike (`recovery`). The training loop itself is the Trainer's.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -41,12 +41,14 @@ from hf_pretrain.trainer.checkpoint import (
     staging_folder,
     why_incomplete,
 )
+from hf_pretrain.trainer.checkpoint_fit import check_fits
 from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_precision
 from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.held_out import HeldOutTotals
 from hf_pretrain.trainer.loaders import RankSlice, SampleRange, make_loader
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
+from hf_pretrain.trainer.recovery import Recovery, check_rewind, with_rewinds
 from hf_pretrain.trainer.resume_rules import (
     MIXTURE,
     ResumeChoice,
@@ -54,55 +56,17 @@ from hf_pretrain.trainer.resume_rules import (
     choose_resume,
     group_settings,
     lr_with_rewarm,
+    refresh_rates,
     settings_of,
 )
+from hf_pretrain.trainer.run_lock import hold_folder, make_folder
 from hf_pretrain.trainer.run_log import RunLog
+from hf_pretrain.trainer.run_records import RunRecords
 from hf_pretrain.trainer.stages import load_moments, load_strictly
 from hf_pretrain.utils.errors import UserError
 
 
 logger = logging.getLogger(__name__)
-
-
-class _RunRecords(TrainerCallback):
-    """What the trainer itself does at the loop's events; it comes after all other callbacks."""
-
-    def __init__(self, trainer: "PretrainTrainer") -> None:
-        self._trainer = trainer
-        self._order_is_written = False
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._order_is_written = False
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        # By now every callback has had its say about the mixture.
-        if not self._order_is_written:
-            self._order_is_written = True
-            self._trainer.write_data_order()
-
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        if getattr(model.config, "router_bias_update_rate", None) is None or not hasattr(model, "update_router_bias"):
-            return
-        spikes = self._trainer.find_callback(LossSpikeCallback)
-        if spikes is not None and spikes.skipped_last_step:
-            # A skipped update changes nothing: what its batch was routed to is forgotten, not counted later.
-            model.update_router_bias(torch.zeros(model.config.num_hidden_layers, model.config.num_experts))
-        else:
-            model.update_router_bias()
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        # A resumed loop counts its own batches from 0; the share of the run that is done comes from the step.
-        if isinstance(self._trainer.train_dataset, MixtureDataset):
-            state.epoch = state.global_step / state.max_steps
 
 
 class PretrainTrainer(Trainer):
@@ -149,6 +113,8 @@ class PretrainTrainer(Trainer):
         check_dataset(train_dataset, args)
         check_precision(model)
         check_metrics(kwargs.get("compute_metrics"), args, model, callbacks or [])
+        check_rewind(args, train_dataset)
+        make_folder(args.output_dir)
         own = list(callbacks or [])
         given = {type(callback) for callback in own}
         standard = default_callbacks(args, model, train_dataset, anneal_weights)
@@ -165,7 +131,7 @@ class PretrainTrainer(Trainer):
             **kwargs,
         )
         self.remove_callback(PrinterCallback)
-        self.add_callback(_RunRecords(self))
+        self.add_callback(RunRecords(self))
         self.run_log = RunLog(args.record_dir or args.output_dir)
         self.optimizer_checkpoint: Path | None = None
         self.num_empty_steps = 0
@@ -175,7 +141,8 @@ class PretrainTrainer(Trainer):
         self._data_state = DataState(self._batch_cut())
         self._given_mixture = getattr(train_dataset, "requested_schedule", None)
         self._choice = ResumeChoice()
-        self._run_id = ""
+        self.run_id = ""
+        self.recovery = Recovery(self)
         self._log_is_open = False
         self._byte_lengths: torch.Tensor | None = None
 
@@ -193,20 +160,32 @@ class PretrainTrainer(Trainer):
             `TrainOutput`: Steps, mean training loss and metrics.
 
         Raises:
-            UserError: If there is no complete checkpoint, or it is of a run with other settings.
+            UserError: If there is no complete checkpoint, it is of a run with other settings or another model, or
+                another process trains in the folder.
+            TrainingStopped: If `spike_action` is `"rewind"` and no rewind got the run past a spike.
         """
-        checkpoint = self._resolve_checkpoint(resume_from_checkpoint)
+        with hold_folder(self.args.output_dir, self.args.process_index == 0):
+            checkpoint = self.recovery.start(self._resolve_checkpoint(resume_from_checkpoint))
+            if checkpoint is not None:
+                check_fits(self.accelerator.unwrap_model(self.model), checkpoint)
+            while True:
+                output = self._train_from(checkpoint, **kwargs)
+                checkpoint = self.recovery.next_checkpoint()
+                if checkpoint is None or self.interrupted_by is not None:
+                    return output
+
+    def _train_from(self, checkpoint: Path | None, **kwargs: Any) -> Any:
         self._resume_step = 0 if checkpoint is None else (checkpoint_step(checkpoint) or 0)
         manifest = {} if checkpoint is None else (read_manifest(checkpoint) or {})
         self._choice = choose_resume(self.args, manifest, checkpoint, self._resume_step)
         self._data_state = DataState(self._batch_cut(), manifest, self._resume_step, self._given_mixture)
         if isinstance(self.train_dataset, MixtureDataset):
-            self._data_state.apply(self.train_dataset, self._record_dir, MIXTURE in self.args.resume_changes)
+            self._data_state.apply(self.train_dataset, self.record_dir, MIXTURE in self.args.resume_changes)
             self._data_state.check_length(self.train_dataset, self.args.max_steps)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, DataLedgerCallback):
                 callback.spans = self._data_state.spans
-        self._run_id = manifest.get("run_id") or self._shared_run_id()
+        self.run_id = manifest.get("run_id") or self._shared_run_id()
         self.num_empty_steps = manifest.get("num_empty_steps", 0)
         self._empty_in_a_row = 0
         self._log_is_open = False
@@ -262,8 +241,20 @@ class PretrainTrainer(Trainer):
         return sum(3 * parameter.numel() * parameter.element_size() for parameter in parameters)
 
     @property
-    def _record_dir(self) -> Path:
+    def record_dir(self) -> Path:
+        """`Path`: Folder of `log.jsonl`, `data_order.json` and `rewinds.json`."""
         return Path(self.args.record_dir or self.args.output_dir)
+
+    def samples_after(self, step: int) -> int:
+        """Counts the samples trained on.
+
+        Args:
+            step (`int`): Optimizer steps made.
+
+        Returns:
+            `int`: The position of the next sample.
+        """
+        return self._data_state.samples_after(step)
 
     def _batch_cut(self) -> BatchSpan:
         return BatchSpan(0, 0, self.args.sequences_per_step, self.args.world_size, self.args.train_batch_size)
@@ -279,7 +270,7 @@ class PretrainTrainer(Trainer):
             return
         cut = self._batch_cut()
         order = DataOrder.of(dataset, cut.global_batch, cut.world_size, cut.micro_batch)
-        folder = self._record_dir
+        folder = self.record_dir
         if self._resume_step and (folder / ORDER_FILE).is_file():
             order = DataOrder.read(folder).continued_by(order, self._resume_step)
         if self.args.should_save:
@@ -422,6 +413,7 @@ class PretrainTrainer(Trainer):
         """
         if self.lr_scheduler is None:
             factor = lr_with_rewarm(lr_lambda(**self.args.schedule_options(num_training_steps)), self._choice.rewarm)
+            factor = with_rewinds(factor, self.recovery.rewinds)
             self.lr_scheduler = LambdaLR(self.optimizer if optimizer is None else optimizer, factor)
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -512,6 +504,8 @@ class PretrainTrainer(Trainer):
     # ---- checkpoints ----
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.recovery.spike_step is not None:
+            return  # this step is taken back
         target = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         staging = staging_folder(target)
         if self.is_world_process_zero():
@@ -536,11 +530,12 @@ class PretrainTrainer(Trainer):
             if self.is_world_process_zero():
                 publish_checkpoint(
                     target,
-                    self._run_id,
+                    self.run_id,
                     **self._data_state.to_json(self.train_dataset, self.state.global_step),
                     settings=settings_of(self.args),
                     rewarm=None if self._choice.rewarm is None else vars(self._choice.rewarm),
                     num_empty_steps=self.num_empty_steps,
+                    num_rewinds=len(self.recovery.rewinds),
                 )
         except BaseException:
             # The older checkpoints are whole; a half-written one must not take their room on a full disk.
@@ -551,8 +546,8 @@ class PretrainTrainer(Trainer):
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(target))
         if self.is_world_process_zero():
-            protected = [target, self.state.best_model_checkpoint]
-            rotate_checkpoints(target.parent, self._run_id, self.args.save_total_limit, protected)
+            protected = [target, self.state.best_model_checkpoint, *self.recovery.protected()]
+            rotate_checkpoints(target.parent, self.run_id, self.args.save_total_limit, protected)
 
     def _collect_callback_states(self) -> None:
         states: dict[str, Any] = {}
@@ -572,6 +567,8 @@ class PretrainTrainer(Trainer):
         fresh = group_settings(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         apply_choice(self._choice, self.optimizer, self.lr_scheduler, fresh)
+        if self.recovery.rewinds:
+            refresh_rates(self.optimizer, self.lr_scheduler)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled or not load_strictly(self.model, resume_from_checkpoint):

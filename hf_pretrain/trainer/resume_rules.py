@@ -253,6 +253,16 @@ def apply_choice(choice: ResumeChoice, optimizer: Any, scheduler: Any, fresh: li
     keys = {key for name in choice.changed for key in _GROUP_KEYS.get(name, ())}
     for group, made in zip(optimizer.param_groups, fresh, strict=True):
         group.update({key: made[key] for key in keys if key in made})
+    refresh_rates(optimizer, scheduler)
+
+
+def refresh_rates(optimizer: Any, scheduler: Any) -> None:
+    """Computes the rates of the next update anew, where a checkpoint's optimizer holds those of another schedule.
+
+    Args:
+        optimizer (`Optimizer`): The optimizer.
+        scheduler (`LambdaLR`): The schedule, at the checkpoint's step.
+    """
     scheduler = getattr(scheduler, "scheduler", scheduler)
     scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
     rates = [

@@ -26,13 +26,15 @@ from hf_pretrain.data.weights import outside_published_shares
 from hf_pretrain.models.loading import load_saved_tokenizer
 from hf_pretrain.optim.schedules import lr_lambda
 from hf_pretrain.planning.closed_loop import plan_stage
+from hf_pretrain.trainer.checkpoint import latest_complete_checkpoint
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
+from hf_pretrain.trainer.rewind_journal import Rewind
 from hf_pretrain.trainer.run_log import plain
 from hf_pretrain.trainer.stage_options import StageOptions, make_model_config
 from hf_pretrain.trainer.stages import load_start_model, optimizer_checkpoint
 from hf_pretrain.utils.atomic import read_json, write_json
-from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.errors import TrainingStopped, UserError
 from hf_pretrain.utils.fingerprint import fingerprint
 from hf_pretrain.utils.memory import peak_memory_bytes
 
@@ -265,11 +267,20 @@ class StageRun:
         Returns:
             `dict[str, Any]`: The stage's facts. They are incomplete if a signal stopped the training; see
             `trainer.interrupted_by`.
+
+        Raises:
+            TrainingStopped: If a loss spike stopped the training.
         """
         begin = self._score_start(checkpoint)
         self.trainer.train(checkpoint)
         if self.trainer.interrupted_by is not None:
             return {}
+        spikes = self.trainer.find_callback(LossSpikeCallback)
+        if spikes is not None and spikes.stopped_at is not None:
+            raise TrainingStopped(
+                f"training stopped at the spike of step {spikes.stopped_at} (spike_action: {self.args.spike_action}); "
+                f"the last good checkpoint is {latest_complete_checkpoint(self.args.output_dir)}"
+            )
         end = self._score()
         self._save_model()
         return self.facts(begin, end)
@@ -367,7 +378,8 @@ class StageRun:
             "loss": {"first": steps[0]["loss"], "last": last["loss"]} if steps else {},
             "held_out": {"begin": begin, "end": end},
             "throughput": throughput_facts(self.trainer.find_callback(ThroughputCallback), steps),
-            "spikes": spikes.events if spikes is not None else [],
+            "spikes": _all_spikes(spikes, self.trainer.recovery.rewinds),
+            "rewinds": self.trainer.recovery.facts(),
             "router": _router_facts(last),
             "empty_steps": self.trainer.num_empty_steps,
             "processes": args.world_size,
@@ -375,6 +387,12 @@ class StageRun:
             "peak_gpu_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         }
         return _without_nothing(plain(facts))
+
+
+def _all_spikes(callback: LossSpikeCallback | None, rewinds: list[Rewind]) -> list[dict[str, Any]]:
+    """The spikes of the run, those of steps that were taken back too, of which the checkpoints know nothing."""
+    events = [event for rewind in rewinds for event in rewind.spikes]
+    return [*events, *(event for event in (callback.events if callback else []) if event not in events)]
 
 
 def _router_facts(line: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the user can mend."""
+"""The exceptions that end a command with one line: a mistake to mend, a training that stopped itself, a signal."""
 
 
 class UserError(ValueError):
@@ -21,6 +21,13 @@ def one_line(error: BaseException, limit: int = 600) -> str:
     """
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+class TrainingStopped(RuntimeError):
+    """Training stopped itself for a reason that running it again would not mend; its checkpoints are good.
+
+    The message is one line. The command line prints it without a traceback and exits with code 3.
+    """
 
 
 class Interrupted(BaseException):
