@@ -174,6 +174,16 @@ def _training(name: str, length: int, steps: int, batch: int) -> dict[str, Any]:
         },
         "schedule": {"type": "wsd", "learning_rate": 0.003, "warmup_steps": 20},
         "loss": {"first": 8.31, "last": 4.02},
+        "head_memory": {
+            "num_tokens": 8 * length,
+            "vocab_size": 8192,
+            "hidden_size": 128,
+            "dtype": "float32",
+            "logits": 8 * length * 8192 * 4,
+            "naive": 3 * 8 * length * 8192 * 4,
+            "chunked": 77_000_000,
+            "liger": 9_000_000,
+        },
         "throughput": {
             "tokens_per_second": 18_400.5,
             "seconds": 89.0,

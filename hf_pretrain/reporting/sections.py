@@ -18,9 +18,10 @@ from hf_pretrain.reporting.figures import (
 )
 from hf_pretrain.reporting.run_data import RunData, TrainingLog, last_router_load, mixture_over_time
 from hf_pretrain.reporting.sections_compare import comparison_blocks
-from hf_pretrain.utils.number_text import count, duration, number
+from hf_pretrain.utils.number_text import count, duration, number, size
 
 
+HEAD_WAYS = {"naive": "naive", "chunked": "chunked", "liger": "Liger"}
 _MODEL_COLORS = ("c8", "c1", "c3", "c2", "c4", "c5", "c6", "c7")
 
 
@@ -244,7 +245,11 @@ def training_sections(run: RunData) -> list[Section]:
     stages = run.stages("pretrain")
     marks = [Mark(log.offset, short_name(log.name)) for log in run.logs]
     return [
-        Section("training", "Training", [*_curves(run.logs, marks), *_stage_table(stages), *_spikes(stages)]),
+        Section(
+            "training",
+            "Training",
+            [*_curves(run.logs, marks), *_stage_table(stages), *_head_table(stages), *_spikes(stages)],
+        ),
         Section("mixture", "Data mixture", _mixture(run, stages, marks)),
         Section("routers", "Routers", _routers(run, marks)),
     ]
@@ -328,6 +333,23 @@ def _stage_table(stages: dict[str, dict[str, Any]]) -> list[Block]:
         shown = ", ".join(f"{name} {number(facts['throughput'].get('mfu'))}" for name, facts in stages.items())
         blocks.append(Block("note", f"Model FLOPs utilisation: {shown} ({used[0].get('flop_convention', '')})."))
     return blocks
+
+
+def _head_table(stages: dict[str, dict[str, Any]]) -> list[Block]:
+    """What the output head of a micro-batch takes, by the ways to compute its loss."""
+    found = {name: facts["head_memory"] for name, facts in stages.items() if facts.get("head_memory")}
+    if not found:
+        return []
+    columns = [Column("output head"), *(Column(head, True) for head in ("tokens", "vocabulary", *HEAD_WAYS.values()))]
+    rows = [
+        [name, number(head["num_tokens"]), number(head["vocab_size"]), *(size(head[way]) for way in HEAD_WAYS)]
+        for name, head in found.items()
+    ]
+    note = (
+        "Peak bytes of head and loss for one micro-batch, gradients included, by formula: all logits at once as stock "
+        "models do, this package's chunks, and Liger's fused kernel."
+    )
+    return [Block("table", table=Table(columns, rows)), Block("note", note)]
 
 
 def _spikes(stages: dict[str, dict[str, Any]]) -> list[Block]:

@@ -26,6 +26,7 @@ from hf_pretrain.data.weights import outside_published_shares
 from hf_pretrain.models.loading import load_saved_tokenizer
 from hf_pretrain.optim.schedules import lr_lambda
 from hf_pretrain.planning.closed_loop import plan_stage
+from hf_pretrain.planning.head_memory import head_memory
 from hf_pretrain.trainer.checkpoint import latest_complete_checkpoint
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
@@ -377,6 +378,7 @@ class StageRun:
             },
             "loss": {"first": steps[0]["loss"], "last": last["loss"]} if steps else {},
             "held_out": {"begin": begin, "end": end},
+            "head_memory": head_facts(self.trainer.accelerator.unwrap_model(self.trainer.model), args),
             "throughput": throughput_facts(self.trainer.find_callback(ThroughputCallback), steps),
             "spikes": _all_spikes(spikes, self.trainer.recovery.rewinds),
             "rewinds": self.trainer.recovery.facts(),
@@ -424,6 +426,23 @@ def model_facts(model: Any) -> dict[str, Any]:
         **dict(zip(("total_parameters", "active_parameters", "non_embedding_parameters"), numbers, strict=True)),
         **facts,
     }
+
+
+def head_facts(model: Any, args: PretrainConfig) -> dict[str, Any]:
+    """Bytes that the head and the loss of one micro-batch take on a device, for three ways to compute them.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        args (`PretrainConfig`): The arguments.
+
+    Returns:
+        `dict[str, Any]`: From [`~hf_pretrain.planning.head_memory.head_memory`]; by formula, not measured.
+    """
+    rows, width = model.get_output_embeddings().weight.shape
+    weight = str(model.dtype).removeprefix("torch.")
+    dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else weight
+    tokens = args.train_batch_size * args.seq_length
+    return head_memory(tokens, rows, width, dtype, weight, args.device.type).to_dict()
 
 
 def throughput_facts(callback: ThroughputCallback | None, steps: list[dict[str, Any]]) -> dict[str, Any]:

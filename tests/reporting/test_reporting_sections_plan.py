@@ -1,7 +1,9 @@
 """The section that holds a run against its plan."""
 
 from hf_pretrain.planning.closed_loop import plan_stage
+from hf_pretrain.planning.head_memory import head_memory
 from hf_pretrain.reporting.run_data import RunData, TrainingLog
+from hf_pretrain.reporting.sections import training_sections
 from hf_pretrain.reporting.sections_plan import plan_section
 
 
@@ -43,6 +45,21 @@ def test_plan_and_measured_stand_side_by_side():
     losses = [row[2] for row in section.blocks[1].table.rows]
     assert losses == ["-", "-", "6.000", "-", "5.000"]
     assert section.blocks[-1].kind == "note"
+
+
+def test_head_bytes_are_in_the_training_section():
+    def found(data):
+        tables = [block.table for block in training_sections(data)[0].blocks if block.table]
+        return [table for table in tables if table.columns[0].name == "output head"]
+
+    data = run()
+    assert found(data) == []
+    data.facts["stages"]["1_pretrain"]["head_memory"] = head_memory(2048, 8192, 64, "float32").to_dict()
+    (table,) = found(data)
+    names = [column.name for column in table.columns[1:]]
+    assert names == ["tokens", "vocabulary", "naive", "chunked", "Liger"]
+    # three fp32 copies of the logits; one of them, the gradients and two of the input; 16 rows and the gradients
+    assert table.rows == [["1_pretrain", "2,048", "8,192", "201.3 MB", "70.3 MB", "3.1 MB"]]
 
 
 def test_a_run_without_a_plan_has_no_section():

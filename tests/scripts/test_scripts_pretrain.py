@@ -61,6 +61,10 @@ def log(run, stage):
     return [json.loads(line) for line in (run / stage / "log.jsonl").read_text().splitlines()]
 
 
+def head_rows(facts):
+    return facts["model"]["config"]["vocab_size"]
+
+
 def test_three_stages_follow_on(tmp_path, capsys):
     run, paths = write_recipe(
         tmp_path,
@@ -102,6 +106,9 @@ def test_three_stages_follow_on(tmp_path, capsys):
     )
     assert first["throughput"]["tokens_per_second"] > 0
     assert first["peak_memory_bytes"] > 10**8
+    head = first["head_memory"]
+    assert head["num_tokens"] % first["data"]["seq_length"] == 0 and head["vocab_size"] == head_rows(first)
+    assert head["naive"] == 3 * head["num_tokens"] * head["vocab_size"] * 4 and head["liger"] < head["naive"]
     assert first["loss"]["first"] == log(run, "2_pretrain")[0]["loss"]
     assert len(first["router"]["load"]) == 2
     model = AutoModelForCausalLM.from_pretrained(run / "4_long_context" / "model")
