@@ -14,6 +14,7 @@ way back, from a step to its documents).
 | `schedule.py` | phases, ramps, weights, repeat caps; `locate(i)` gives the source and the number of the draw |
 | `repeats.py` | how many epochs of each source a run takes, and the cap on it |
 | `mixture.py` | `MixtureDataset`, map-style, `__getitem__(i)` pure: any worker, rank, restart gives the same sample |
+| `streaming.py` | `StreamingMixture`, the same schedule over what cannot be mapped, with `state_dict` |
 | `order_guard.py` | changes of the mix that are worth a control run in no order |
 | `collator.py` | batches with `position_ids` and no attention mask, so that packed documents never see each other |
 | `skips.py` | samples a run leaves out: position to sample and back |
@@ -32,6 +33,12 @@ schedule = MixtureSchedule.from_weights({"a": 0.7, "b": 0.3}, num_samples=20)
 dataset = MixtureDataset(sources, schedule, seq_length=64, seed=0)
 dataset[3]["source_index"], dataset[3]["input_ids"].shape
 ```
+
+Data that cannot be mapped (a stream from elsewhere, tokenised on the way) goes through `StreamingMixture`: the same
+schedule and rows, windows in the stream's own order, exact resume. It cannot jump: without a `state_dict` of the stream
+a resume reads up to where it stands, and with worker processes it always does.
+
+    StreamingMixture({"web": iterable_dataset, "code": other}, schedule, seq_length=2048)
 
 Order of a run: optimizer step `s` (the update that makes `global_step == s`) holds the samples `[(s - 1) * B, s * B)`,
 where `B` is the global batch in sequences, whatever micro-batch, accumulation and world size it is cut into.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hf_pretrain.data.mixture import MixtureDataset
+from hf_pretrain.data.streaming import StreamingMixture
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.utils.errors import UserError
 
@@ -32,7 +33,7 @@ def check_dataset(dataset: Any, args: PretrainConfig) -> None:
     Raises:
         UserError: If window lengths differ, the schedule is too short, or the sampler would shuffle.
     """
-    if not isinstance(dataset, MixtureDataset):
+    if not isinstance(dataset, (MixtureDataset, StreamingMixture)):
         return
     if dataset.seq_length != args.seq_length:
         raise UserError(
@@ -40,10 +41,11 @@ def check_dataset(dataset: Any, args: PretrainConfig) -> None:
             "tokens: give both the same"
         )
     needed = args.max_steps * args.sequences_per_step
-    if args.max_steps > 0 and len(dataset) < needed:
+    samples = dataset.num_samples if isinstance(dataset, StreamingMixture) else len(dataset)
+    if args.max_steps > 0 and samples < needed:
         raise UserError(
             f"max_steps = {args.max_steps}; {needed} samples are needed, the schedule has "
-            f"{len(dataset)}: make it as long as "
+            f"{samples}: make it as long as "
             "the run"
         )
     if args.global_batch_size is not None and args.global_batch_size != args.sequences_per_step:
@@ -60,6 +62,25 @@ def check_dataset(dataset: Any, args: PretrainConfig) -> None:
             f"train_sampling_strategy = {args.train_sampling_strategy!r}; the order is in the "
             "dataset, so only 'sequential' keeps "
             "its phases"
+        )
+
+
+def check_resume(dataset: Any, args: PretrainConfig, step: int) -> None:
+    """Makes sure that a resumed run does not begin its data anew.
+
+    Args:
+        dataset (`Dataset`): The training data.
+        args (`PretrainConfig`): The arguments.
+        step (`int`): Optimizer steps made before.
+
+    Raises:
+        UserError: If nothing would bring the dataset to where the run stands.
+    """
+    if step and args.ignore_data_skip and not isinstance(dataset, (MixtureDataset, StreamingMixture)):
+        raise UserError(
+            f"ignore_data_skip = True; from step {step} on the train_dataset ({type(dataset).__name__}) would be read "
+            "from its first sample again: set ignore_data_skip=False, which reads and drops what was trained on, or "
+            "use a MixtureDataset or StreamingMixture, which begin at the right sample"
         )
 
 

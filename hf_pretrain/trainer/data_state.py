@@ -15,6 +15,7 @@ from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.data.order import ORDER_FILE, BatchSpan, DataOrder, join_spans, position_after
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.skips import Skips
+from hf_pretrain.data.streaming import StreamingMixture
 from hf_pretrain.utils.errors import UserError
 
 
@@ -118,10 +119,12 @@ class DataState:
 
         Returns:
             `dict[str, Any]`: `samples`, `batches`, and for a mixture `skipped` and `mixture`: the schedule as it was
-            given, as it was begun with, and as it is used.
+            given, as it was begun with, and as it is used. For streams `stream`, their state.
         """
         batches = [dataclasses.asdict(span) for span in self.spans]
         found = {"samples": self.samples_after(step), "batches": batches}
+        if isinstance(dataset, StreamingMixture):
+            found["stream"] = dataset.state_dict(found["samples"])
         if isinstance(dataset, MixtureDataset) and self._given is not None and self._base is not None:
             schedules = {
                 "given": self._given.to_json(),

@@ -27,6 +27,7 @@ from hf_pretrain.callbacks.preemption import PreemptionCallback
 from hf_pretrain.data.collator import PretrainDataCollator
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.data.order import ORDER_FILE, BatchSpan, DataOrder
+from hf_pretrain.data.streaming import StreamingMixture
 from hf_pretrain.evaluation.byte_lengths import token_byte_lengths
 from hf_pretrain.optim.param_groups import parameter_groups
 from hf_pretrain.optim.schedules import lr_lambda
@@ -42,7 +43,7 @@ from hf_pretrain.trainer.checkpoint import (
     why_incomplete,
 )
 from hf_pretrain.trainer.checkpoint_fit import check_fits
-from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_precision
+from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_precision, check_resume
 from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.held_out import HeldOutTotals
@@ -75,8 +76,8 @@ class PretrainTrainer(Trainer):
     Args:
         model (`PreTrainedModel`): A causal language model with fp32 weights.
         args (`PretrainConfig`): The arguments.
-        train_dataset (`MixtureDataset`, *optional*): The mixture. Other map-style datasets work, without data order
-            and trace.
+        train_dataset (`MixtureDataset`, *optional*): The mixture, or a `StreamingMixture`. Other datasets work,
+            without data order and trace; to resume they need `ignore_data_skip=False`.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): Held-out windows, or one set a source.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The tokenizer, saved with every checkpoint; with it
             evaluation reports bits per byte.
@@ -179,6 +180,10 @@ class PretrainTrainer(Trainer):
         manifest = {} if checkpoint is None else (read_manifest(checkpoint) or {})
         self._choice = choose_resume(self.args, manifest, checkpoint, self._resume_step)
         self._data_state = DataState(self._batch_cut(), manifest, self._resume_step, self._given_mixture)
+        check_resume(self.train_dataset, self.args, self._resume_step)
+        if isinstance(self.train_dataset, StreamingMixture):
+            start = {"position": self._data_state.samples_after(self._resume_step), "at": 0, "streams": {}}
+            self.train_dataset.load_state_dict(manifest.get("stream", start))
         if isinstance(self.train_dataset, MixtureDataset):
             self._data_state.apply(self.train_dataset, self.record_dir, MIXTURE in self.args.resume_changes)
             self._data_state.check_length(self.train_dataset, self.args.max_steps)
@@ -288,16 +293,21 @@ class PretrainTrainer(Trainer):
             `DataLoader`: Prepared by accelerate: each process gets its part of every global batch.
         """
         dataset = self.train_dataset
-        if not isinstance(dataset, MixtureDataset):
+        if isinstance(dataset, StreamingMixture):
+            # One process reads for all and hands out micro-batches, unless accelerate is told otherwise: then each
+            # reads everything, and takes its own of every round of micro-batches.
+            together = self.args.world_size if self.accelerator.dispatch_batches is False else 1
+            dataset.block_size = self._train_batch_size * together
+        elif not isinstance(dataset, MixtureDataset):
             return super().get_train_dataloader()
         start = self._data_state.samples_after(self._resume_step)
         collator = self.data_collator
-        if type(collator) is PretrainDataCollator:
+        if type(collator) is PretrainDataCollator and isinstance(dataset, MixtureDataset):
             collator = PretrainDataCollator(count_targets=True, attn_implementation=collator.attn_implementation)
         loader = make_loader(
             dataset,
             self.args.seed,
-            sampler=SampleRange(len(dataset), start),
+            sampler=SampleRange(len(dataset), start) if isinstance(dataset, MixtureDataset) else None,
             batch_size=self._train_batch_size,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
@@ -305,7 +315,10 @@ class PretrainTrainer(Trainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
         )
-        return self.accelerator.prepare(loader)
+        prepared = self.accelerator.prepare(loader)
+        # A loader that hands batches out to processes comes back without the generator.
+        getattr(prepared, "base_dataloader", prepared).generator = loader.generator
+        return prepared
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Collects the micro-batches of one optimizer step and counts their targets.
