@@ -17,6 +17,7 @@ way back, from a step to its documents).
 | `streaming.py` | `StreamingMixture`, the same schedule over what cannot be mapped, with `state_dict` |
 | `order_guard.py` | changes of the mix that are worth a control run in no order |
 | `collator.py` | batches with `position_ids` and no attention mask, so that packed documents never see each other |
+| `packed_guard.py` | packed documents stay apart in any model, also with an all-ones mask or a cache |
 | `skips.py` | samples a run leaves out: position to sample and back |
 | `continuation.py` | a run that becomes longer or changes its mix on the way |
 | `order.py` | `data_order.json`: all that is needed to build the dataset again |
@@ -35,8 +36,8 @@ dataset[3]["source_index"], dataset[3]["input_ids"].shape
 ```
 
 Data that cannot be mapped (a stream from elsewhere, tokenised on the way) goes through `StreamingMixture`: the same
-schedule and rows, windows in the stream's own order, exact resume. It cannot jump: without a `state_dict` of the stream
-a resume reads up to where it stands, and with worker processes it always does.
+schedule and rows, windows in the stream's own order, exact resume. It cannot jump: without a `state_dict` of the
+stream a resume reads up to where it stands, and with worker processes it always does.
 
     StreamingMixture({"web": iterable_dataset, "code": other}, schedule, seq_length=2048)
 

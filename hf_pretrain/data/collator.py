@@ -1,7 +1,8 @@
 """Batches of packed windows, without an attention mask.
 
 transformers keeps packed documents apart by `position_ids` that restart, but only where no attention mask is given: an
-all-ones mask lets later documents see earlier ones and nothing warns. So a mask is never made here.
+all-ones mask lets later documents see earlier ones and nothing warns. So a mask is never made here, and
+[`~hf_pretrain.data.packed_guard.keep_documents_apart`] sees to a model that is given one all the same.
 """
 
 from collections.abc import Sequence

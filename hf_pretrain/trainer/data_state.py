@@ -44,6 +44,7 @@ class DataState:
         self.step = step
         self._skipped = Skips(manifest.get("skipped", ()))
         self._saved = manifest.get("mixture", {})
+        self._stream = manifest.get("stream")
         self._given = given
         self._base = given
         self._fixed = 0
@@ -92,6 +93,17 @@ class DataState:
                 self._fixed = end
         dataset.fixed_samples = self._fixed
         dataset.set_schedule(self._base)
+
+    def begin_stream(self, dataset: Any) -> None:
+        """Makes a stream begin where the run stands; other datasets are told by their sampler.
+
+        Args:
+            dataset (`Dataset`): The training data.
+        """
+        if isinstance(dataset, StreamingMixture):
+            dataset.load_state_dict(
+                self._stream or {"position": self.samples_after(self.step), "at": 0, "streams": {}}
+            )
 
     def check_length(self, dataset: Any, max_steps: int) -> None:
         """Makes sure that a dataset holds the whole run.

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from hf_pretrain.data.streaming import StreamingMixture
+
 
 class SampleRange(Sampler[int]):
     """The samples `start`, `start + 1`, ... of a dataset.
@@ -70,3 +72,38 @@ def make_loader(dataset: Any, seed: int, **options: Any) -> DataLoader:
         `DataLoader`: The loader.
     """
     return DataLoader(dataset, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def sampler_of(dataset: Any, start: int) -> SampleRange | None:
+    """Makes the sampler of training data.
+
+    Args:
+        dataset (`MixtureDataset` or `StreamingMixture`): The training data.
+        start (`int`): First sample read.
+
+    Returns:
+        `SampleRange`: The samples from there on; `None` for a stream, which knows where it stands.
+    """
+    return None if isinstance(dataset, StreamingMixture) else SampleRange(len(dataset), start)
+
+
+def prepare_loader(loader: DataLoader, accelerator: Any) -> Any:
+    """Gives each process its part of every global batch.
+
+    One process reads a stream and hands micro-batches out, unless accelerate is told otherwise
+    (`dispatch_batches=False`): then each reads everything, and takes its own of every round of micro-batches.
+
+    Args:
+        loader (`DataLoader`): Of [`make_loader`].
+        accelerator (`Accelerator`): The Trainer's.
+
+    Returns:
+        `DataLoader`: Prepared by accelerate.
+    """
+    if isinstance(loader.dataset, StreamingMixture):
+        together = accelerator.num_processes if accelerator.dispatch_batches is False else 1
+        loader.dataset.block_size = (loader.batch_size or 1) * together
+    prepared = accelerator.prepare(loader)
+    # A loader that hands batches out comes back without the generator.
+    getattr(prepared, "base_dataloader", prepared).generator = loader.generator
+    return prepared

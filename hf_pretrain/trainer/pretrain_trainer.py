@@ -27,6 +27,7 @@ from hf_pretrain.callbacks.preemption import PreemptionCallback
 from hf_pretrain.data.collator import PretrainDataCollator
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.data.order import ORDER_FILE, BatchSpan, DataOrder
+from hf_pretrain.data.packed_guard import keep_documents_apart
 from hf_pretrain.data.streaming import StreamingMixture
 from hf_pretrain.evaluation.byte_lengths import token_byte_lengths
 from hf_pretrain.optim.param_groups import parameter_groups
@@ -47,7 +48,7 @@ from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_met
 from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.held_out import HeldOutTotals
-from hf_pretrain.trainer.loaders import RankSlice, SampleRange, make_loader
+from hf_pretrain.trainer.loaders import RankSlice, make_loader, prepare_loader, sampler_of
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.recovery import Recovery, check_rewind, with_rewinds
 from hf_pretrain.trainer.resume_rules import (
@@ -116,6 +117,7 @@ class PretrainTrainer(Trainer):
         check_metrics(kwargs.get("compute_metrics"), args, model, callbacks or [])
         check_rewind(args, train_dataset)
         make_folder(args.output_dir)
+        keep_documents_apart(model)
         own = list(callbacks or [])
         given = {type(callback) for callback in own}
         standard = default_callbacks(args, model, train_dataset, anneal_weights)
@@ -181,9 +183,7 @@ class PretrainTrainer(Trainer):
         self._choice = choose_resume(self.args, manifest, checkpoint, self._resume_step)
         self._data_state = DataState(self._batch_cut(), manifest, self._resume_step, self._given_mixture)
         check_resume(self.train_dataset, self.args, self._resume_step)
-        if isinstance(self.train_dataset, StreamingMixture):
-            start = {"position": self._data_state.samples_after(self._resume_step), "at": 0, "streams": {}}
-            self.train_dataset.load_state_dict(manifest.get("stream", start))
+        self._data_state.begin_stream(self.train_dataset)
         if isinstance(self.train_dataset, MixtureDataset):
             self._data_state.apply(self.train_dataset, self.record_dir, MIXTURE in self.args.resume_changes)
             self._data_state.check_length(self.train_dataset, self.args.max_steps)
@@ -293,12 +293,7 @@ class PretrainTrainer(Trainer):
             `DataLoader`: Prepared by accelerate: each process gets its part of every global batch.
         """
         dataset = self.train_dataset
-        if isinstance(dataset, StreamingMixture):
-            # One process reads for all and hands out micro-batches, unless accelerate is told otherwise: then each
-            # reads everything, and takes its own of every round of micro-batches.
-            together = self.args.world_size if self.accelerator.dispatch_batches is False else 1
-            dataset.block_size = self._train_batch_size * together
-        elif not isinstance(dataset, MixtureDataset):
+        if not isinstance(dataset, (MixtureDataset, StreamingMixture)):
             return super().get_train_dataloader()
         start = self._data_state.samples_after(self._resume_step)
         collator = self.data_collator
@@ -307,7 +302,7 @@ class PretrainTrainer(Trainer):
         loader = make_loader(
             dataset,
             self.args.seed,
-            sampler=SampleRange(len(dataset), start) if isinstance(dataset, MixtureDataset) else None,
+            sampler=sampler_of(dataset, start),
             batch_size=self._train_batch_size,
             collate_fn=collator,
             num_workers=self.args.dataloader_num_workers,
@@ -315,10 +310,7 @@ class PretrainTrainer(Trainer):
             persistent_workers=self.args.dataloader_persistent_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
         )
-        prepared = self.accelerator.prepare(loader)
-        # A loader that hands batches out to processes comes back without the generator.
-        getattr(prepared, "base_dataloader", prepared).generator = loader.generator
-        return prepared
+        return prepare_loader(loader, self.accelerator)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Collects the micro-batches of one optimizer step and counts their targets.
