@@ -191,6 +191,18 @@ def _training(name: str, length: int, steps: int, batch: int) -> dict[str, Any]:
             "flop_convention": "6 N_active + attention",
         },
         "spikes": spikes,
+        "rewinds": [
+            {
+                "spike_step": spike["step"],
+                "to_step": 60,
+                "skipped": [3840, 3968],
+                "attempt": 1,
+                "lr_factor": 0.5,
+                "spikes": spikes,
+                "strategy": "back to step 60, samples 3840 to 3967 left out, learning rate times 0.5",
+            }
+            for spike in spikes
+        ],
         "router": {"max_vio": [0.31, 0.22, 0.4, 0.37], "load_balance": 1.08, "entropy": 1.9, "dead_experts": 0},
         "peak_memory_bytes": 1_503_238_553,
         "seconds": 93.1,

@@ -528,6 +528,10 @@ def _training(facts: Mapping[str, Any]) -> dict[str, str] | None:
         for spike in row.get("spikes") or []:
             values = {key: value for key, value in spike.items() if key != "step"}
             notes.append(f"{name}: loss spike at step {number(spike.get('step'))} ({_pairs(values)}).")
+        for rewind in row.get("rewinds") or []:
+            notes.append(f"{name}: spike at step {number(rewind.get('spike_step'))}: {rewind.get('strategy')}.")
+        if data.get("skipped_samples"):
+            notes.append(f"{name}: {count(data['skipped_samples'])} samples of the plan were left out after spikes.")
         router = {key: value for key, value in (row.get("router") or {}).items() if isinstance(value, (int, float))}
         if router:
             notes.append(f"{name}: routers at the end: {_pairs(router)}.")

@@ -371,7 +371,27 @@ def _spikes(stages: dict[str, dict[str, Any]]) -> list[Block]:
             for name, spike in spikes
         ],
     )
-    return [Block("table", title="Loss spikes", table=table)]
+    return [Block("table", title="Loss spikes", table=table), *_rewinds(stages)]
+
+
+def _rewinds(stages: dict[str, dict[str, Any]]) -> list[Block]:
+    rows = [
+        [
+            name,
+            number(rewind.get("spike_step")),
+            number(rewind.get("to_step")),
+            "{} to {}".format(*rewind.get("skipped") or ("-", "-")),
+            number(rewind.get("attempt")),
+            number(rewind.get("lr_factor")),
+        ]
+        for name, facts in stages.items()
+        for rewind in facts.get("rewinds") or []
+    ]
+    if not rows:
+        return []
+    heads = ("spike at step", "back to step", "samples left out (end exclusive)", "attempt", "rate times")
+    table = Table([Column("stage"), *(Column(head, True) for head in heads)], rows)
+    return [Block("table", title="Rewinds", table=table)]
 
 
 def _mixture(run: RunData, stages: dict[str, dict[str, Any]], marks: Sequence[Mark]) -> list[Block]:

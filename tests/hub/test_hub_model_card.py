@@ -36,6 +36,10 @@ def test_a_changed_number_is_found(old, new):
     assert new in numbers_not_in_facts(card.replace(old, new), facts())
 
 
+def test_rewinds_are_told():
+    assert "back to step 60, samples 3840 to 3967 left out, learning rate times 0.5" in render_card(facts())
+
+
 def test_numbers_are_read_as_people_write_them():
     known = {"a": 0.25, "b": 1234567, "c": 187.4, "d": "torch 2.13.0", "e": [2e-5], "f": -1.5, "g": True}
     text = "25%, 1.23M, 1,234,567, 3:07, 2.13.0, 2e-05, -1.5, 187.4 and 187; B2B, x86_64, 4_long, word-9"

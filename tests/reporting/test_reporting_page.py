@@ -94,6 +94,11 @@ def test_numbers_of_the_text_are_facts_or_log_values(page, run_dir):
     assert numbers_not_in_facts(text, known) == []
 
 
+def test_rewinds_are_told(page):
+    for text in ("Rewinds", "back to step", "3840 to 3968"):
+        assert text in page
+
+
 def test_themes_name_the_same_colours(page):
     used = set(re.findall(r"var\(--([\w-]+)\)", page)) - {"k"}
     assert used <= set(THEME)
