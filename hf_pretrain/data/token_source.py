@@ -90,12 +90,20 @@ class TokenSource:
             self._document_offsets.append(self._document_offsets[-1] + shard.num_documents)
 
     @classmethod
-    def open(cls, folder: str | Path, name: str | None = None) -> "TokenSource":
-        """Opens a folder of token shards, or one that `Dataset.save_to_disk` wrote.
+    def open(
+        cls,
+        folder: str | Path,
+        name: str | None = None,
+        vocab_size: int | None = None,
+        eos_token_id: int | None = None,
+    ) -> "TokenSource":
+        """Opens a folder of token shards, one that `Dataset.save_to_disk` wrote, or an `.arrow` file.
 
         Args:
             folder (`str` or `Path`): The folder that holds `source.json`, or the saved dataset.
             name (`str`, *optional*): Name of the source; by default the one in `source.json`, or the folder's.
+            vocab_size (`int`, *optional*): Number of ids, of a saved dataset, which does not say it itself.
+            eos_token_id (`int`, *optional*): Id that ends every document, likewise.
 
         Returns:
             `TokenSource`: The source.
@@ -105,10 +113,16 @@ class TokenSource:
         """
         folder = Path(folder)
         description = folder / SOURCE_FILE
+        if folder.suffix == ".arrow" and folder.is_file():
+            from datasets import Dataset
+
+            dataset = Dataset.from_file(str(folder))
+            return cls.from_dataset(dataset, name or folder.stem, vocab_size, eos_token_id, folder)
         if not description.is_file() and all((folder / item).is_file() for item in _SAVED_DATASET):
             from datasets import load_from_disk
 
-            return cls.from_dataset(load_from_disk(str(folder)), name or folder.name, folder=folder)
+            dataset = load_from_disk(str(folder))
+            return cls.from_dataset(dataset, name or folder.name, vocab_size, eos_token_id, folder)
         if (folder / "dataset_dict.json").is_file():
             raise UserError(f"{folder}: holds several splits; give the folder of one of them, e.g. {folder / 'train'}")
         if not description.is_file():

@@ -8,6 +8,7 @@ that was interrupted goes on from its newest complete checkpoint. Distributed:
 """
 
 import argparse
+import dataclasses
 import logging
 import math
 import sys
@@ -87,6 +88,8 @@ def _options(spec: StageSpec) -> tuple["StageOptions", "PretrainConfig"]:
 
     where = str(spec.path)
     options = read_options(spec.config, where)
+    entries = [dataclasses.replace(entry, path=str(spec.resolve(entry.path))) for entry in options.datasets]
+    options = dataclasses.replace(options, datasets=entries)
     args = make_arguments(options, spec.stage_dir, where)
     check_options(options, args, where)
     return options, args

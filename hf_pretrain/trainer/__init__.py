@@ -18,6 +18,8 @@ Trainer).
 | `recovery.py` | back from a loss spike to a checkpoint, and on with other data; `rewind_journal.py` its record |
 | `run_records.py` | what the trainer does at the loop's events |
 | `run_lock.py`, `checkpoint_fit.py` | one writer a folder; a checkpoint is of this model |
+| `dataset_keys.py` | `datasets` as TRL and the alignment handbook write it |
+| `effective_data.py` | what repeated tokens are worth |
 | `stages.py` | the model and the moments a stage starts from |
 
 ```python

@@ -47,6 +47,7 @@ from hf_pretrain.trainer.checkpoint_fit import check_fits
 from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_precision, check_resume
 from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
+from hf_pretrain.trainer.effective_data import effective_data, log_effective_data
 from hf_pretrain.trainer.held_out import HeldOutTotals
 from hf_pretrain.trainer.loaders import RankSlice, make_loader, prepare_loader, sampler_of
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
@@ -283,6 +284,7 @@ class PretrainTrainer(Trainer):
             for plan in dataset.plan():
                 held = f"{plan.epochs:.2f} epochs of the {plan.unique_tokens:,} it holds"
                 logger.info("%s: %s tokens planned, %s", plan.name, f"{plan.tokens:,}", held)
+            log_effective_data(effective_data(dataset.plan()))
 
     # ---- data ----
 

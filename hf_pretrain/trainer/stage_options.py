@@ -1,6 +1,7 @@
 """The keys of a pretrain stage's file: where model and data come from, and all of `PretrainConfig`, flat.
 
 corpus: 1_corpus                 # the corpus stage, or a folder with tokenizer/ and tokens/
+datasets: [{path: 1_corpus, name: web, weight: 0.7}, ...]   # sources from elsewhere; see dataset_keys.py
 model: {preset: tiny-moe}        # StrataConfig fields; or instead
 init_from: 2_pretrain            # the stage, folder or Hub name whose model goes on
 mixture: {web: 0.7, code: 0.3}   # token shares, or {phases: [...]}; by default what the sources hold
@@ -18,6 +19,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.models.strata.configuration_strata import PRESETS, StrataConfig
+from hf_pretrain.trainer.dataset_keys import DATASET_KEYS, DatasetEntry, read_dataset_keys, stage_settings
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
@@ -33,7 +35,8 @@ class StageOptions:
     """What a pretrain stage's file says beside the training arguments.
 
     Args:
-        corpus (`str`): The corpus stage or a folder with `tokenizer/` and `tokens/`.
+        corpus (`str`): The corpus stage or a folder with `tokenizer/` and `tokens/`; with `datasets`, `tokenizer/`
+            is enough.
         model (`dict[str, Any]`, *optional*): Fields of `StrataConfig`, with `preset` for a named size.
         init_from (`str`, *optional*): Stage, folder or Hub name of the model to go on from. Give this or `model`.
         mixture (`dict[str, Any]`, *optional*): Token shares of the sources, or `{phases: [...]}`; by default the
@@ -41,6 +44,7 @@ class StageOptions:
         anneal_mixture (`dict[str, float]`, *optional*): Shares of the last part of the run.
         packing (`str`, *optional*, defaults to `"concat"`): How documents share rows: `"concat"` cuts the line of all
             tokens into windows, `"best_fit"` keeps documents whole where they fit.
+        datasets (`list[DatasetEntry]`, *optional*): The sources of the training data; by default those of the corpus.
     """
 
     corpus: str
@@ -49,6 +53,7 @@ class StageOptions:
     mixture: dict[str, Any] | None = None
     anneal_mixture: dict[str, float] | None = None
     packing: Literal["concat", "best_fit"] = "concat"
+    datasets: list[DatasetEntry] = field(default_factory=list)
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,17 +74,20 @@ def read_options(config: Mapping[str, Any], where: str) -> StageOptions:
     Raises:
         UserError: If a key is unknown or has the wrong type.
     """
-    own = [item.name for item in dataclasses.fields(StageOptions) if item.name != "training"]
+    own = [item.name for item in dataclasses.fields(StageOptions) if item.name not in ("training", "datasets")]
     arguments = [
         item.name for item in dataclasses.fields(PretrainConfig) if item.init and item.name not in _OWN_FIELDS
     ]
     for key in config:
-        if key not in own and key not in arguments:
-            raise UserError(f"{where}: {unknown_name_message('key', key, [*own, *arguments])}")
+        if key not in own and key not in arguments and key not in DATASET_KEYS:
+            raise UserError(f"{where}: {unknown_name_message('key', key, [*own, *arguments, *DATASET_KEYS])}")
+    entries = read_dataset_keys(config, where)
+    config = {key: value for key, value in config.items() if key not in DATASET_KEYS}
+    config |= stage_settings(entries, config, where)
     hints = get_type_hints(PretrainConfig)
     training = {key: convert(hints[key], config[key], f"{where}: {key}") for key in config if key not in own}
     options = build(StageOptions, {key: config[key] for key in config if key in own}, where)
-    return dataclasses.replace(options, training=training)
+    return dataclasses.replace(options, training=training, datasets=entries)
 
 
 def make_arguments(options: StageOptions, stage_dir: Path, where: str) -> PretrainConfig:

@@ -28,6 +28,8 @@ from hf_pretrain.optim.schedules import lr_lambda
 from hf_pretrain.planning.closed_loop import plan_stage
 from hf_pretrain.planning.head_memory import head_memory
 from hf_pretrain.trainer.checkpoint import latest_complete_checkpoint
+from hf_pretrain.trainer.dataset_keys import open_entry
+from hf_pretrain.trainer.effective_data import effective_data
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
 from hf_pretrain.trainer.rewind_journal import Rewind
@@ -38,6 +40,7 @@ from hf_pretrain.utils.atomic import read_json, write_json
 from hf_pretrain.utils.errors import TrainingStopped, UserError
 from hf_pretrain.utils.fingerprint import fingerprint
 from hf_pretrain.utils.memory import peak_memory_bytes
+from hf_pretrain.utils.naming import unknown_name_message
 
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,30 @@ def open_sources(corpus: Path, split: str) -> list[TokenSource]:
     folder = corpus / "tokens" / split
     found = sorted(item for item in folder.iterdir() if (item / SOURCE_FILE).is_file()) if folder.is_dir() else []
     return [TokenSource.open(item) for item in found]
+
+
+def training_sources(options: StageOptions, corpus: Path, tokenizer: Any = None) -> list[TokenSource]:
+    """Opens the sources that a stage trains on.
+
+    Args:
+        options (`StageOptions`): The stage's keys.
+        corpus (`Path`): The corpus stage's folder.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Checks ids and document ends of datasets.
+
+    Returns:
+        `list[TokenSource]`: Those that `datasets` names, else those of the corpus.
+
+    Raises:
+        UserError: If there is none, or one cannot be opened.
+    """
+    if options.datasets:
+        return [open_entry(entry, tokenizer) for entry in options.datasets]
+    sources = open_sources(corpus, "train")
+    if not sources:
+        raise UserError(
+            f"corpus = {options.corpus}; {corpus / 'tokens' / 'train'} holds no source: run the corpus stage"
+        )
+    return sources
 
 
 def earlier_draws(stage_dir: Path, sources: list[TokenSource], seq_length: int) -> dict[str, int]:
@@ -113,12 +140,20 @@ def make_mixture(
     )
     for sentence in outside_published_shares(schedule.shares()):
         logger.info("Mixture: %s", sentence)
+    caps = args.max_epochs
+    if isinstance(caps, dict):
+        known = [source.name for source in sources]
+        for name in caps:
+            if name not in known:
+                raise UserError(f"max_epochs: {unknown_name_message('source', name, known)}")
+        # A cap of a source that this mix leaves out waits for one that reads it.
+        caps = {name: cap for name, cap in caps.items() if name in schedule.sources}
     return MixtureDataset(
         sources,
         schedule,
         args.seq_length,
         args.seed,
-        max_epochs=args.max_epochs,
+        max_epochs=caps,
         on_excess=args.on_excess,
         packing=options.packing,
     )
@@ -138,7 +173,7 @@ def planned_shares(
     Returns:
         `dict[str, float]`: Shares that sum to 1.
     """
-    dataset = make_mixture(options, args, open_sources(corpus, "train"), start)
+    dataset = make_mixture(options, args, training_sources(options, corpus), start)
     if options.anneal_mixture:
         factor = lr_lambda(**args.schedule_options(args.max_steps))
         step = anneal_start_step(factor, args.max_steps, args.anneal_fraction)
@@ -178,11 +213,7 @@ class StageRun:
         # The progress line says what is going on; bars of the library would break it.
         transformers_logging.disable_progress_bar()
         self.tokenizer = self._load_tokenizer(corpus)
-        sources = open_sources(corpus, "train")
-        if not sources:
-            raise UserError(
-                f"corpus = {options.corpus}; {corpus / 'tokens' / 'train'} holds no source: run the corpus stage"
-            )
+        sources = training_sources(options, corpus, self.tokenizer)
         self.dataset = make_mixture(options, args, sources, start)
         self.held_out = {
             source.name: WindowDataset(source, args.seq_length, args.max_eval_windows)
@@ -364,6 +395,7 @@ class StageRun:
                 "global_batch_tokens": args.tokens_per_step,
                 "steps": args.max_steps,
                 "sources": sources,
+                **effective_data(self.dataset.plan()).to_json(),
                 "phases": phases,
                 "order_warnings": order_warnings(self.dataset.schedule),
                 "skipped_samples": self.dataset.skips.total,
