@@ -221,8 +221,8 @@ def derive_profile(
     def low(name: str) -> float:
         return round(float(np.quantile([row[name] for row in rows], tail)), 3)
 
-    def high(name: str, least: float = 0.0) -> float:
-        return round(max(least, float(np.quantile([row[name] for row in rows], 1 - tail))), 3)
+    def high(name: str, least: float = 0.0, most: float = np.inf) -> float:
+        return round(min(max(least, float(np.quantile([row[name] for row in rows], 1 - tail))), most), 3)
 
     total = sum(frequencies.values()) or 1
     ranked = [word for word, _ in sorted(frequencies.items(), key=lambda item: (-item[1], item[0]))]
@@ -236,9 +236,9 @@ def derive_profile(
         min_avg_word_length=low("word_length"),
         max_avg_word_length=high("word_length"),
         min_alpha_ratio=low("alpha"),
-        dup_line_frac=high("dup_line", 0.3),
-        top_n_grams=[[n, high(f"top_{n}", limit)] for n, limit in TOP_NGRAMS],
-        dup_n_grams=[[n, high(f"dup_{n}", limit)] for n, limit in DUPLICATE_NGRAMS],
+        dup_line_frac=high("dup_line", 0.3, 1.0),
+        top_n_grams=[[n, high(f"top_{n}", limit, 1.0)] for n, limit in TOP_NGRAMS],
+        dup_n_grams=[[n, high(f"dup_{n}", limit, 1.0)] for n, limit in DUPLICATE_NGRAMS],
         line_punct_ratio=low("line_punct"),
         new_line_ratio=high("new_line"),
         source=source or f"derived from {len(rows)} texts, words = {words_of.language}, tail {tail}",
