@@ -44,13 +44,8 @@ def test_running_text_passes_the_rules_of_its_language(language):
 
 
 def test_another_language_lacks_the_stop_words():
-    step = QualityFilter(
-        language=FastWordTokenizer(),
-        min_doc_words=3,
-        max_non_alpha_words_ratio=0,
-        min_avg_word_length=0,
-        max_avg_word_length=0,
-    )
+    settings = {"min_doc_words": 3, "max_non_alpha_words_ratio": 0, "min_avg_word_length": 0, "max_avg_word_length": 0}
+    step = QualityFilter(language=FastWordTokenizer(), **settings)
     for language, text in SENTENCES.items():
         if language not in ("en", "zh", "ja"):
             document = Document(text, "id", metadata={"language": "en"})
@@ -61,7 +56,8 @@ def test_shipped_profiles_say_where_they_are_from():
     assert {"en", "de", "fr", "es", "pt", "ru", "zh", "ja", "ar", "hi"} <= set(SHIPPED)
     for profile in SHIPPED.values():
         assert profile.source
-        assert len(profile.stop_words) >= 8
+        # Korean particles and Thai syllables are no words of a tokenizer without a dictionary: no rule there.
+        assert len(profile.stop_words) >= 8 or profile.language in ("ko", "th")
         assert profile.stop_words == [word.lower() for word in profile.stop_words]
     assert SHIPPED["en"].stop_words == "the be to of and that have with".split()
     assert SHIPPED["en"] == LanguageProfile("en", SHIPPED["en"].stop_words, source=SHIPPED["en"].source)

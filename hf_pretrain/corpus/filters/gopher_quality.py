@@ -135,7 +135,7 @@ class QualityFilter(GopherQualityFilter):
     def _stop_words(self, counts: Counter[str], profile: LanguageProfile | None) -> int:
         stop_words = self.given_stop_words
         if stop_words is None:
-            if profile is None:
+            if profile is None or not profile.stop_words:
                 return self.min_stop_words  # no list, no rule
             stop_words = profile.stop_word_set
         found = len(stop_words.intersection(counts))

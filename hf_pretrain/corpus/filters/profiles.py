@@ -59,7 +59,7 @@ class LanguageProfile:
         language (`str`):
             Canonical code.
         stop_words (`list[str]`):
-            Frequent function words, in lower case.
+            Frequent function words, in lower case; empty where there is no rule.
         min_language_score (`float`, *optional*, defaults to 0.65):
             Smallest probability at which the detector is believed.
         min_avg_word_length (`float`, *optional*, defaults to 3):
