@@ -152,6 +152,13 @@ class CorpusConfig:
         for name in self.filters.domains:
             if name not in domains:
                 raise UserError(f"filters.domains: {unknown_name_message('domain', name, domains)}")
+        for side in ("positives", "negatives"):
+            for name in getattr(self.filters.quality, side):
+                if name not in names:
+                    raise UserError(f"filters.quality.{side}: {unknown_name_message('source', name, names)}")
+        for name in self.filters.quality.domains if self.filters.quality.rule != "annotate" else ():
+            if name not in domains:
+                raise UserError(f"filters.quality.domains: {unknown_name_message('domain', name, domains)}")
         if self.contamination.enabled and not self.benchmarks:
             raise UserError(
                 "contamination is enabled but benchmarks is empty, so everything would pass as clean; "

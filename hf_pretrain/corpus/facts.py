@@ -3,7 +3,8 @@
     {"funnel": {"stages": [...], "rows": [...], "alarms": [...]},
      "totals": {SIZES}, "sources": {name: {SIZES, "licenses", "languages", "derived"}},
      "dedup": {"exact": {"removed", "rate"}, "near": {"removed", "rate", "candidate_probability"}},
-     "pii": {type: count}, "contamination": {benchmark: {...}}, "instructions": {name: rows},
+     "filters": {"words", "classifier"}, "pii": {type: count}, "contamination": {benchmark: {...}},
+     "instructions": {name: rows},
      "tokenizer": {"vocab_size", "bytes_per_token", "trained_on_bytes"}, "step_seconds": {step: seconds}, "seconds": s}
 
 SIZES stands for "raw_documents", "raw_bytes", "documents", "bytes", "tokens", "train_tokens", "validation_tokens".
@@ -59,6 +60,10 @@ def corpus_facts(
         "totals": totals,
         "sources": sources,
         "dedup": _dedup_facts(config, funnel),
+        "filters": {
+            "words": config.filters.words,
+            "classifier": by_name["quality"].details.get("classifier") if "quality" in by_name else None,
+        },
         "pii": by_name["pii"].details["masked"] if "pii" in by_name else {},
         "contamination": report["benchmarks"] if report else {},
         "contamination_action": config.contamination.action if report else "none",

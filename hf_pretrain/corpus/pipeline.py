@@ -1,7 +1,7 @@
 """Raw files to token shards: the order of the work.
 
-    sample -> ingest (read, extract, language) -> filter -> exact -> near -> pii -> decontaminate
-           -> tokenizer -> tokens
+    sample -> ingest (read, extract, language) -> filter -> exact -> near -> toxicity -> quality
+           -> pii -> decontaminate -> tokenizer -> tokens
 
 Cheap steps come before dear ones. Personal data is masked after deduplication, so that masking cannot make two
 documents equal; benchmark items go before the tokenizer is trained and before anything is split, so neither the
@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
 from hf_pretrain.corpus.config import CorpusConfig, InstructionConfig
+from hf_pretrain.corpus.config_filters import QualityConfig, ToxicityConfig
 from hf_pretrain.corpus.config_ingest import SourceConfig
 from hf_pretrain.corpus.contamination.index import ContaminationIndex
 from hf_pretrain.corpus.contamination.report import (
@@ -40,11 +41,13 @@ from hf_pretrain.corpus.documents import DocumentReader, DocumentWriter, count_r
 from hf_pretrain.corpus.facts import corpus_facts
 from hf_pretrain.corpus.filters.heuristics import build_filters
 from hf_pretrain.corpus.filters.pii import PIIFormatter
+from hf_pretrain.corpus.filters.profiles import load_profiles, profile_settings
 from hf_pretrain.corpus.funnel import Counted, ReasonCapture, build_funnel, merge_rows
 from hf_pretrain.corpus.ingest.extraction import build_extractor
 from hf_pretrain.corpus.ingest.language import LanguageStep
 from hf_pretrain.corpus.ingest.sample import build_sample
 from hf_pretrain.corpus.ingest.sources import build_reader, list_files, resolve_source
+from hf_pretrain.corpus.scoring import ScoringStep, scoring_steps
 from hf_pretrain.corpus.shards.tokenizer import load_tokenizer, sample_texts, save_tokenizer, train_tokenizer
 from hf_pretrain.corpus.shards.writing import write_token_shards
 from hf_pretrain.corpus.stage import StepResult, StepRunner, corpus_lock, run_pipeline
@@ -114,7 +117,8 @@ class _CorpusBuilder:
 
     def build(self) -> dict[str, Any]:
         config = self.config
-        sources_from_files(config)  # a missing file is an error before the first step
+        sources_from_files(config)  # a missing file is an error before the first step, and so is a missing classifier
+        scoring = scoring_steps(config.filters)
         if config.uses_sample:
             self.sample = self.runner.run(
                 "sample", [config.sample.seed, config.sample.scale, sys.version], [], self._build_sample
@@ -126,6 +130,8 @@ class _CorpusBuilder:
             documents = self._deduplicate("exact", documents, {"exact": True}, self._exact_block)
         if config.dedup.minhash.enabled:
             documents = self._deduplicate("near", documents, asdict(config.dedup.minhash), self._near_block)
+        for step in scoring:
+            documents = self._score(documents, step)
         if config.pii.types:
             documents = self._mask(documents)
         contamination = None
@@ -198,7 +204,10 @@ class _CorpusBuilder:
 
     def _filter(self, documents: StepResult) -> StepResult:
         config = self.config
-        settings = [config.filters, [(source.name, source.effective_domain) for source in config.sources]]
+        # What is scored later has its own steps.
+        rules = replace(config.filters, quality=QualityConfig(), toxicity=ToxicityConfig())
+        profiles = profile_settings(load_profiles(config.filters.profiles))
+        settings = [rules, profiles, [(source.name, source.effective_domain) for source in config.sources]]
 
         def work(folder: Path) -> dict[str, Any]:
             rows: list[dict[str, Any]] = []
@@ -234,6 +243,14 @@ class _CorpusBuilder:
             return self._details(folder, self._run_on_all(folder, documents, name, make(folder), tasks=1))
 
         return self.runner.run(name, [settings, self.config.source_names], [documents], work)
+
+    def _score(self, documents: StepResult, step: ScoringStep) -> StepResult:
+        def work(folder: Path) -> dict[str, Any]:
+            block = step.make(folder, documents.folder / "documents")
+            rows = self._run_on_all(folder, documents, step.name, block, self.config.num_tasks)
+            return self._details(folder, rows) | step.details(folder)
+
+        return self.runner.run(step.name, step.settings, [documents], work)
 
     def _mask(self, documents: StepResult) -> StepResult:
         def work(folder: Path) -> dict[str, Any]:
