@@ -78,10 +78,16 @@ def scoring_steps(filters: FilterConfig) -> list[ScoringStep]:
 
 
 def _lexicon_block(config: ToxicityConfig) -> PipelineStep:
-    settings = asdict(config)
-    for name in ("models", "keep_fraction"):
-        del settings[name]
-    return ToxicityFilter(**settings)
+    return ToxicityFilter(
+        config.action,
+        lexicon=config.lexicon,
+        max_density=config.max_density,
+        min_hits=config.min_hits,
+        min_distinct=config.min_distinct,
+        languages=config.languages,
+        exceptions=config.exceptions,
+        skip_domains=config.skip_domains,
+    )
 
 
 def _model_block(config: ToxicityConfig) -> PipelineStep:
