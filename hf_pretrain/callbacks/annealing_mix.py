@@ -46,7 +46,10 @@ def decay_start_step(lr_scheduler: Any, max_steps: int) -> int:
 
 def _last_peak(factor: Callable[[int], float], max_steps: int) -> int:
     # From the end: a decay is the shorter part of most runs.
-    start = next((update + 1 for update in range(max_steps - 1, -1, -1) if factor(update) >= 1 - 1e-9), 0)
+    # Back from the end as long as the rate falls: the peak, or the plateau that a decay leaves.
+    start = max_steps
+    while start > 0 and factor(start - 1) < factor(start - 2):
+        start -= 1
     if start >= max_steps:
         raise UserError(
             "AnnealingMixCallback: start = 'decay', but the learning rate never decays within "

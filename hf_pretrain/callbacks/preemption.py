@@ -1,18 +1,22 @@
-"""`PreemptionCallback`: a signal saves a checkpoint at the end of the step and stops.
+"""`PreemptionCallback`: a signal, or the end of the time given, saves a checkpoint at the end of the step and stops.
 
-Schedulers announce the end of a job by SIGTERM (or SIGUSR1), people by Ctrl-C. The step in progress is finished, a
-complete checkpoint is written, and `train()` returns; the caller reads `signal_number` to choose its exit code. A
-second Ctrl-C stops at once.
+Schedulers announce the end of a job by SIGTERM (or SIGUSR1), people by Ctrl-C; `max_runtime` is for those that kill
+without a word. The step in progress is finished, a complete checkpoint is written, and `train()` returns; the caller
+reads `signal_number` to choose its exit code, 128 + the number: 143 for SIGTERM and for the end of the time (a job to be
+queued again), 138 for SIGUSR1, 130 for Ctrl-C. A second Ctrl-C stops at once.
 """
 
 import logging
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_pretrain.utils.duration import parse_duration
 
 
 logger = logging.getLogger(__name__)
@@ -24,12 +28,19 @@ class PreemptionCallback(TrainerCallback):
     Args:
         signals (`list[str]`, *optional*): Names of the signals to obey; SIGTERM, SIGUSR1 and SIGINT by default, those
             that the system has.
+        max_runtime (`str`, *optional*): Time from the start of training, e.g. `"3h50m"`, after which SIGTERM is taken
+            to have come.
+
+    Raises:
+        UserError: If the time is no duration.
     """
 
-    def __init__(self, signals: list[str] | None = None) -> None:
+    def __init__(self, signals: list[str] | None = None, max_runtime: str | None = None) -> None:
         names = ["SIGTERM", "SIGUSR1", "SIGINT"] if signals is None else signals
         self.signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        self.max_seconds = None if max_runtime is None else parse_duration("max_runtime", max_runtime)
         self.signal_number: int | None = None
+        self._begin: float | None = None
         self._previous: dict[int, Any] = {}
 
     def on_train_begin(
@@ -44,6 +55,8 @@ class PreemptionCallback(TrainerCallback):
             **kwargs: What the Trainer hands to callbacks.
         """
         self.signal_number = None
+        # A training that goes on after a rewind has used its time already.
+        self._begin = time.monotonic() if self._begin is None else self._begin
         if threading.current_thread() is threading.main_thread() and not self._previous:
             self._previous = {number: signal.signal(number, self._receive) for number in self.signals}
 
@@ -59,6 +72,9 @@ class PreemptionCallback(TrainerCallback):
             **kwargs: What the Trainer hands to callbacks.
         """
         number = self.signal_number or 0
+        if not number and self.max_seconds is not None and time.monotonic() - self._begin >= self.max_seconds:
+            logger.warning("max_runtime is over: a checkpoint is saved, then training stops")
+            number = signal.SIGTERM
         if args.world_size > 1:
             # Signals reach processes at different moments; all must stop after the same step.
             flag = torch.tensor(number, device=args.device)

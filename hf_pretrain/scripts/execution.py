@@ -65,6 +65,10 @@ def stage_module(spec: StageSpec) -> ModuleType:
     return importlib.import_module(STAGE_MODULES[spec.kind])
 
 
+# Keys of a stage that change nothing of what it makes: another value goes on where the stage is.
+WITHOUT_EFFECT = ("max_runtime", "async_save")
+
+
 def stage_fingerprint(spec: StageSpec) -> str:
     """Fingerprints a stage: its configuration and everything it builds on.
 
@@ -83,7 +87,8 @@ def stage_fingerprint(spec: StageSpec) -> str:
     for path in sorted(find_inputs(spec)) if find_inputs else []:
         state = Path(path).stat()
         files.append([str(path), state.st_size, state.st_mtime_ns])
-    return fingerprint([__version__, spec.kind, spec.config, upstream, files])
+    config = {key: value for key, value in spec.config.items() if key not in WITHOUT_EFFECT}
+    return fingerprint([__version__, spec.kind, config, upstream, files])
 
 
 def execute_stage(spec: StageSpec, run: Callable[[StageSpec], None], go_on: bool = False) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from hf_pretrain.scripts.execution import is_main_process, run_folder_lock, stage_main
 from hf_pretrain.scripts.recipe import StageSpec
+from hf_pretrain.utils.duration import parse_duration
 from hf_pretrain.utils.errors import Interrupted, UserError
 from hf_pretrain.utils.facts import Facts
 
@@ -99,6 +100,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--go-on", action="store_true", help="go on from the stage's checkpoint though its file changed, e.g. longer"
     )
+    parser.add_argument(
+        "--max-runtime",
+        metavar="TIME",
+        help="save a checkpoint and stop after e.g. 3h50m, with exit code 143 as at SIGTERM; the same command goes on",
+    )
     beside = parser.add_mutually_exclusive_group()
     beside.add_argument(
         "--control",
@@ -116,6 +122,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _beside(spec: StageSpec, arguments: argparse.Namespace) -> bool:
     if arguments.micro_anneal_tokens is not None and arguments.micro_anneal is None:
         raise UserError("--micro-anneal-tokens: give --micro-anneal SOURCE too, or leave it out")
+    if arguments.max_runtime is not None:
+        parse_duration("--max-runtime", arguments.max_runtime)
+        spec.config["max_runtime"] = arguments.max_runtime
     if arguments.control is None and arguments.micro_anneal is None:
         return False
     from hf_pretrain.scripts.compare import run_control, run_micro_anneal

@@ -50,7 +50,7 @@ def default_callbacks(
             callbacks.append(AnnealingMixCallback(anneal_weights, start, args.anneal_ramp_fraction))
         else:
             callbacks.append(DataLedgerCallback())
-    if args.obey_signals:
-        callbacks.append(PreemptionCallback())
+    if args.obey_signals or args.max_runtime is not None:
+        callbacks.append(PreemptionCallback(None if args.obey_signals else [], args.max_runtime))
     callbacks.append(TrainingProgressCallback(Path(args.record_dir or args.output_dir).name))
     return callbacks

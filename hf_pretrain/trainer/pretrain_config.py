@@ -15,6 +15,8 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from hf_pretrain.optim.schedules import check_schedule
 from hf_pretrain.trainer.launch_layout import check_layout
+from hf_pretrain.trainer.optimizing import OWN_OPTIMIZERS, own_optimizer_options
+from hf_pretrain.utils.duration import parse_duration
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 from hf_pretrain.utils.strict import convert
@@ -43,16 +45,21 @@ class PretrainConfig(TrainingArguments):
 
     Args:
         schedule (`str`, *optional*, defaults to `"wsd"`):
-            `"wsd"` (warm-up, stable, decay), `"cosine"`, `"linear"` or `"constant"`, the last three after the same
-            warm-up.
+            `"wsd"` (warm-up, stable, decay), or after the same warm-up `"cosine"`, `"linear"`, `"constant"`, `"d2z"`
+            (straight to zero) or `"infinite"`: in `lr_scheduler_kwargs`, `cooldown_steps` updates from the peak to
+            `constant_ratio` of it (0.5), constant, and a decay that can be put off as long as it has not begun.
         warmup_fraction (`float`, *optional*):
             Share of the steps that warm up; 0.01 if `warmup_steps` is not given either.
         decay_fraction (`float`, *optional*, defaults to 0.1):
-            Share of the steps that decay, for `"wsd"`. 1.0 decays from the first step, 0.0 never.
+            Share of the steps that decay, for `"wsd"` and `"infinite"`. 1.0 decays from the first step, 0.0 never.
         decay_shape (`str`, *optional*, defaults to `"linear"`):
-            `"linear"`, `"1-sqrt"`, `"cosine"` or `"exp"`, for `"wsd"`.
+            `"linear"`, `"1-sqrt"`, `"cosine"` or `"exp"`, for `"wsd"` and `"infinite"`.
         min_lr_ratio (`float`, *optional*, defaults to 0.0):
             Learning rate of the last step as a share of the peak.
+        clipping (`str`, *optional*, defaults to `"norm"`):
+            What `max_grad_norm` bounds: `"norm"`, the norm of all gradients; `"zclip"`, the same, and below it a norm
+            unusual for the run; `"adagc"`, each parameter's norm by its own past, and all of them in the warm-up of
+            100 steps. The logged norm is the one before.
 
     > Loss
 
@@ -119,6 +126,12 @@ class PretrainConfig(TrainingArguments):
             Folder of `log.jsonl` and `data_order.json`; by default `output_dir`.
         obey_signals (`bool`, *optional*, defaults to `True`):
             Whether SIGTERM, SIGUSR1 and SIGINT save a checkpoint and stop.
+        max_runtime (`str`, *optional*):
+            Time after which a checkpoint is saved and training stops as at SIGTERM, such as `3h50m`, counted from the
+            start of `train()`. Give the job's limit less the time of a few steps and a save.
+
+    The optimizer is `optim`: one of transformers', or this package's `"muon"` (options `momentum` and `ns_steps` in
+    `optim_args`) and `"stable_adamw"`.
 
     Defaults of `TrainingArguments` that differ here: AdamW betas (0.9, 0.95) and weight decay 0.1, learning rate 1e-3,
     sequential sampling (the order is in the dataset), no hiding of non-finite losses, callback states restored on
@@ -133,13 +146,16 @@ class PretrainConfig(TrainingArguments):
     global_batch_size: int | None = field(default=None, metadata={"help": "Sequences of one optimizer step."})
     max_epochs: float | dict[str, float] = field(default=4.0, metadata={"help": "How often a source may be read."})
     on_excess: Literal["refuse", "redistribute"] = field(default="refuse", metadata={"help": "Over max_epochs."})
-    schedule: Literal["wsd", "cosine", "linear", "constant"] = field(default="wsd", metadata={"help": "LR schedule."})
+    schedule: Literal["wsd", "cosine", "linear", "constant", "d2z", "infinite"] = field(
+        default="wsd", metadata={"help": "LR schedule."}
+    )
     warmup_fraction: float | None = field(default=None, metadata={"help": "Share of the steps that warm up."})
     decay_fraction: float = field(default=0.1, metadata={"help": "Share of the steps that decay (wsd)."})
     decay_shape: Literal["linear", "1-sqrt", "cosine", "exp"] = field(
         default="linear", metadata={"help": "Shape of the decay (wsd)."}
     )
     min_lr_ratio: float = field(default=0.0, metadata={"help": "Last learning rate as a share of the peak."})
+    clipping: Literal["norm", "zclip", "adagc"] = field(default="norm", metadata={"help": "How gradients are clipped."})
     z_loss_coef: float = field(default=1e-4, metadata={"help": "Weight of the z-loss; 0 turns it off."})
     loss_implementation: Literal["auto", "reference", "chunked", "liger"] = field(
         default="auto", metadata={"help": "Which loss kernel."}
@@ -165,6 +181,7 @@ class PretrainConfig(TrainingArguments):
     rewarm_steps: int | None = field(default=None, metadata={"help": "Second warm-up of a run made longer."})
     record_dir: str | None = field(default=None, metadata={"help": "Folder of log.jsonl and data_order.json."})
     obey_signals: bool = field(default=True, metadata={"help": "SIGTERM, SIGUSR1 and SIGINT save and stop."})
+    max_runtime: str | None = field(default=None, metadata={"help": "Time after which training saves and stops."})
 
     # What TrainingArguments has, with the values pretraining wants.
     learning_rate: float = field(default=1e-3, metadata={"help": "Peak learning rate."})
@@ -186,7 +203,13 @@ class PretrainConfig(TrainingArguments):
             # Left to itself, the stack starts the process group on a CPU and then trains every process on its own.
             self.use_cpu = True
         check_layout(os.environ)
+        chosen = self.optim
+        if chosen in OWN_OPTIMIZERS:
+            # transformers takes only names of its own list.
+            own_optimizer_options(chosen, self.optim_args)
+            self.optim = "adamw_torch"
         super().__post_init__()
+        self.optim = str(chosen) if chosen in OWN_OPTIMIZERS else self.optim
         self._check_launch()
         self._check_ranges()
         self._settle_batch()
@@ -235,9 +258,36 @@ class PretrainConfig(TrainingArguments):
             "name": self.schedule,
             "num_training_steps": max_steps,
             "num_warmup_steps": self.warmup_updates(max_steps),
-            "num_decay_steps": round(self.decay_fraction * max_steps) if self.schedule == "wsd" else None,
+            "num_decay_steps": self.decay_updates(max_steps),
             "min_lr_ratio": self.min_lr_ratio,
             "decay_type": self.decay_shape,
+            **self._infinite_options(),
+        }
+
+    def decay_updates(self, max_steps: int) -> int | None:
+        """Counts the updates of the final decay.
+
+        Args:
+            max_steps (`int`): Updates of the run.
+
+        Returns:
+            `int`: From `decay_fraction`; `None` for a schedule without such a phase.
+        """
+        return round(self.decay_fraction * max_steps) if self.schedule in ("wsd", "infinite") else None
+
+    def _infinite_options(self) -> dict[str, Any]:
+        given = self.lr_scheduler_kwargs or {}
+        if self.schedule != "infinite":
+            if given:
+                raise UserError(f"lr_scheduler_kwargs = {given}; only schedule: infinite takes some: leave them out")
+            return {}
+        for name in given:
+            if name not in ("cooldown_steps", "constant_ratio"):
+                known = ("cooldown_steps", "constant_ratio")
+                raise UserError(f"lr_scheduler_kwargs: {unknown_name_message('key', name, known)}")
+        return {
+            "num_cooldown_steps": given.get("cooldown_steps"),
+            "constant_ratio": given.get("constant_ratio", 0.5),
         }
 
     def _check_types(self) -> None:
@@ -293,6 +343,13 @@ class PretrainConfig(TrainingArguments):
             need(name, 0 <= getattr(self, name) < 1, "allowed is 0 up to (not including) 1")
         for name in ("weight_decay", "max_grad_norm", "adam_epsilon", "warmup_steps"):
             need(name, getattr(self, name) >= 0, "allowed are numbers from 0 up")
+        if self.clipping != "norm" and self.max_grad_norm == 0:
+            raise UserError(
+                f"max_grad_norm = 0 turns clipping off, and clipping = {self.clipping} asks for it: give a bound, 1.0 "
+                "is usual, or leave clipping out"
+            )
+        if self.max_runtime is not None:
+            parse_duration("max_runtime", self.max_runtime)
         need("save_steps", self.save_steps > 0, "allowed are numbers above 0; save_strategy: 'no' saves none")
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
             need(name, getattr(self, name) >= 1, "allowed are whole numbers from 1 up")

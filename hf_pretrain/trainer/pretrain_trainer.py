@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -30,7 +30,6 @@ from hf_pretrain.data.order import ORDER_FILE, BatchSpan, DataOrder
 from hf_pretrain.data.packed_guard import keep_documents_apart
 from hf_pretrain.data.streaming import StreamingMixture
 from hf_pretrain.evaluation.byte_lengths import token_byte_lengths
-from hf_pretrain.optim.param_groups import parameter_groups
 from hf_pretrain.optim.schedules import lr_lambda
 from hf_pretrain.trainer.checkpoint import (
     check_free_space,
@@ -50,6 +49,7 @@ from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.effective_data import effective_data, log_effective_data
 from hf_pretrain.trainer.held_out import HeldOutTotals
 from hf_pretrain.trainer.loaders import RankSlice, make_loader, prepare_loader, sampler_of
+from hf_pretrain.trainer.optimizing import OptimizerMixin
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.recovery import Recovery, check_rewind, with_rewinds
 from hf_pretrain.trainer.resume_rules import (
@@ -72,7 +72,7 @@ from hf_pretrain.utils.errors import UserError
 logger = logging.getLogger(__name__)
 
 
-class PretrainTrainer(Trainer):
+class PretrainTrainer(OptimizerMixin):
     """A `Trainer` for pretraining.
 
     Args:
@@ -377,18 +377,6 @@ class PretrainTrainer(Trainer):
         return norm
 
     # ---- optimizer ----
-
-    def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Names the parameters that weight decay acts on: matrices, but no norms, biases or embeddings.
-
-        Args:
-            model (`Module`): The model.
-
-        Returns:
-            `list[str]`: Names of parameters.
-        """
-        groups = parameter_groups(model, weight_decay=1.0)
-        return [name for group in groups if group["weight_decay"] for name in group["names"]]
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Makes the optimizer, with the moments of an earlier stage where `optimizer_checkpoint` names one.

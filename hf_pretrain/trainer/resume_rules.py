@@ -30,6 +30,9 @@ SETTINGS = (
     "adam_beta2",
     "adam_epsilon",
     "max_grad_norm",
+    "optim",
+    "optim_args",
+    "clipping",
     "max_steps",
     "schedule",
     "warmup_steps",
@@ -37,6 +40,7 @@ SETTINGS = (
     "decay_fraction",
     "decay_shape",
     "min_lr_ratio",
+    "lr_scheduler_kwargs",
     "z_loss_coef",
     "seq_length",
     "sequences_per_step",
@@ -120,13 +124,13 @@ def choose_resume(
             "earlier checkpoint"
         )
     free: tuple[str, ...] = ()
-    if "max_steps" in changed and args.schedule == saved.get("schedule") == "wsd":
+    if "max_steps" in changed and args.schedule == saved.get("schedule") in ("wsd", "infinite"):
         rewarm = _extend(args, saved, current, checkpoint, step, rewarm)
         free = ("max_steps",)
     elif args.rewarm_steps is not None and rewarm is None:
         raise UserError(
-            f"rewarm_steps = {args.rewarm_steps}; only a wsd run that is made longer from inside its decay warms up "
-            "again: leave it out"
+            f"rewarm_steps = {args.rewarm_steps}; only a wsd or infinite run that is made longer from inside its decay "
+            "warms up again: leave it out"
         )
     for name in changed:
         if name not in free and name not in args.resume_changes:
