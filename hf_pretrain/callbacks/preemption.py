@@ -2,8 +2,8 @@
 
 Schedulers announce the end of a job by SIGTERM (or SIGUSR1), people by Ctrl-C; `max_runtime` is for those that kill
 without a word. The step in progress is finished, a complete checkpoint is written, and `train()` returns; the caller
-reads `signal_number` to choose its exit code, 128 + the number: 143 for SIGTERM and for the end of the time (a job to be
-queued again), 138 for SIGUSR1, 130 for Ctrl-C. A second Ctrl-C stops at once.
+reads `signal_number` to choose its exit code, 128 + the number: 143 for SIGTERM and for the end of the time (the job
+is to be queued again), 138 for SIGUSR1, 130 for Ctrl-C. A second Ctrl-C stops at once.
 """
 
 import logging

@@ -9,8 +9,8 @@ With warm-up `w`, decay length `d` and floor `r` (a share of the peak), progress
     wsd        1 until T - d, then a decay form of p = (t - T + d) / d (arXiv 2404.06395, 2405.18392):
                linear 1 - p; 1-sqrt 1 - sqrt(p); cosine (1 + cos(pi p)) / 2, each scaled to end at r; exp r ** p
     constant   1 after warm-up
-    infinite   cosine from 1 to c over the cool-down k, then c until T - d, then exponential or another decay form from c
-               to r (arXiv 2403.08763): T - d may be moved as long as it has not come, so that the run has no set length
+    infinite   cosine from 1 to c over the cool-down k, then c until T - d, then a decay form of p from c to r
+               (arXiv 2403.08763); T may be moved as long as T - d has not come, so that the run has no set length
 
 So the first update has a rate above zero and the last one exactly the floor; transformers' own schedules start at zero
 and stop one step short of the floor (bugs W1, W2).
@@ -160,7 +160,9 @@ def check_schedule(
         if decay_type == "exp" and min_lr_ratio == 0.0 and num_decay_steps > 0:
             raise UserError("min_lr_ratio = 0; exponential decay never gets there; take for example 0.1, or 1-sqrt.")
     elif num_decay_steps is not None:
-        raise UserError(f"num_decay_steps = {num_decay_steps}; only wsd and infinite have a decay phase; leave it out.")
+        raise UserError(
+            f"num_decay_steps = {num_decay_steps}; only wsd and infinite have a decay phase; leave it out."
+        )
     if name == "d2z" and min_lr_ratio != 0.0:
         raise UserError(f"min_lr_ratio = {min_lr_ratio}; d2z decays to zero by definition; use linear for a floor.")
 

@@ -155,7 +155,9 @@ class PretrainConfig(TrainingArguments):
         default="linear", metadata={"help": "Shape of the decay (wsd)."}
     )
     min_lr_ratio: float = field(default=0.0, metadata={"help": "Last learning rate as a share of the peak."})
-    clipping: Literal["norm", "zclip", "adagc"] = field(default="norm", metadata={"help": "How gradients are clipped."})
+    clipping: Literal["norm", "zclip", "adagc"] = field(
+        default="norm", metadata={"help": "How gradients are clipped."}
+    )
     z_loss_coef: float = field(default=1e-4, metadata={"help": "Weight of the z-loss; 0 turns it off."})
     loss_implementation: Literal["auto", "reference", "chunked", "liger"] = field(
         default="auto", metadata={"help": "Which loss kernel."}

@@ -129,8 +129,8 @@ def choose_resume(
         free = ("max_steps",)
     elif args.rewarm_steps is not None and rewarm is None:
         raise UserError(
-            f"rewarm_steps = {args.rewarm_steps}; only a wsd or infinite run that is made longer from inside its decay "
-            "warms up again: leave it out"
+            f"rewarm_steps = {args.rewarm_steps}; only a wsd run that is made longer from inside its decay (or an "
+            "infinite one) warms up again: leave it out"
         )
     for name in changed:
         if name not in free and name not in args.resume_changes:

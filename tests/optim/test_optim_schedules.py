@@ -74,12 +74,17 @@ def test_zero_length_phases():
 )
 def test_shape_of_every_schedule(name, form, total, warmup, decay, floor):
     arguments = {"num_warmup_steps": warmup, "min_lr_ratio": 0.0 if name == "d2z" else floor}
-    if name == "wsd":
+    if name in ("wsd", "infinite"):
         arguments.update(num_decay_steps=decay, decay_type=form)
+    cooldown = 7 if name == "infinite" else 0
+    if cooldown:
+        arguments.update(num_cooldown_steps=cooldown, constant_ratio=max(floor, 0.4))
     try:
         check_schedule(name=name, num_training_steps=total, **arguments)
     except UserError:
-        assert warmup > total or (name == "wsd" and (warmup + decay > total or (form == "exp" and floor == 0.0)))
+        has_phases = name in ("wsd", "infinite")
+        overlap = warmup + cooldown + decay > total
+        assert warmup > total or (has_phases and (overlap or (form == "exp" and floor == 0.0)))
         return
     values = updates(name, total, **arguments)
     assert all(0.0 <= value <= 1.0 for value in values)
@@ -87,8 +92,8 @@ def test_shape_of_every_schedule(name, form, total, warmup, decay, floor):
     assert values[:warmup] == pytest.approx([(done + 1) / warmup for done in range(warmup)])
     after = values[max(warmup - 1, 0) :]
     assert all(late <= early + 1e-12 for early, late in zip(after, after[1:], strict=False))
-    has_decay = (decay > 0) if name == "wsd" else (name != "constant" and total > warmup)
-    assert values[-1] == (arguments["min_lr_ratio"] if has_decay else 1.0)
+    has_decay = (decay > 0) if name in ("wsd", "infinite") else (name != "constant" and total > warmup)
+    assert values[-1] == (arguments["min_lr_ratio"] if has_decay else arguments.get("constant_ratio", 1.0))
     factor = lr_lambda(name, total, **arguments)
     assert factor(total + 5) == values[-1]
 
@@ -127,7 +132,7 @@ def test_with_torch_and_resume():
         (("wsd", 10, 5, 8), r"num_warmup_steps \+ num_decay_steps = 5 \+ 8; the run has 10"),  # bugs W1
         (("wsd", 10, 2), "num_decay_steps = None"),
         (("cosine", 10, 11), "num_warmup_steps = 11; the run has 10"),
-        (("cosine", 10, 1, 2), "only wsd has a decay phase"),
+        (("cosine", 10, 1, 2), "only wsd and infinite have a decay phase"),
         (("cosin", 10), "Unknown schedule 'cosin'. Did you mean 'cosine'"),
         (("wsd", 10, 0, 2, 0.0, "sqrt"), "Unknown decay_type 'sqrt'"),
         (("wsd", 10, 0, 2, 0.0, "exp"), "exponential decay never gets there"),
@@ -143,3 +148,31 @@ def test_with_torch_and_resume():
 def test_contradictions_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         lr_lambda(*arguments)
+
+
+def test_infinite_cools_down_holds_and_decays():
+    options = {"name": "infinite", "num_warmup_steps": 100, "num_cooldown_steps": 200, "constant_ratio": 0.4}
+    options |= {"num_training_steps": 1000, "num_decay_steps": 200, "min_lr_ratio": 0.04, "decay_type": "exp"}
+    values = {step: multiplier(step, **options) for step in (1, 50, 100, 200, 300, 301, 800, 900, 1000, 1001)}
+    expected = [0.01, 0.5, 1.0, 0.7, 0.4, 0.4, 0.4, 0.4 * 0.1**0.5, 0.04, 0.04]
+    assert list(values.values()) == pytest.approx(expected)
+    # The decay can be put off at any time before it begins: what came before stays.
+    later = options | {"num_training_steps": 5000}
+    assert all(multiplier(step, **options) == multiplier(step, **later) for step in range(1, 801))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_cooldown_steps": None}, "num_cooldown_steps = None"),
+        ({"constant_ratio": None}, "constant_ratio = None"),
+        ({"constant_ratio": 0.05}, "constant_ratio = 0.05"),
+        ({"num_cooldown_steps": 701}, "100 [+] 701 [+] 200"),
+        ({"name": "wsd"}, "only infinite has a constant rate"),
+    ],
+)
+def test_infinite_refuses(changed, message):
+    options = {"name": "infinite", "num_warmup_steps": 100, "num_cooldown_steps": 200, "constant_ratio": 0.4}
+    options |= {"num_training_steps": 1000, "num_decay_steps": 200, "min_lr_ratio": 0.1}
+    with pytest.raises(UserError, match=message):
+        check_schedule(**{**options, **changed})
