@@ -48,8 +48,10 @@ def _last_peak(factor: Callable[[int], float], max_steps: int) -> int:
     # From the end: a decay is the shorter part of most runs.
     # Back from the end as long as the rate falls: the peak, or the plateau that a decay leaves.
     start = max_steps
-    while start > 0 and factor(start - 1) < factor(start - 2):
+    while start > 1 and factor(start - 1) < factor(start - 2):
         start -= 1
+    if start == 1 and factor(0) < 1 - 1e-9:
+        start = 0  # no warm-up: the first update is already below the peak
     if start >= max_steps:
         raise UserError(
             "AnnealingMixCallback: start = 'decay', but the learning rate never decays within "
