@@ -83,6 +83,21 @@ class ArrowShard:
         provenance = self._table.provenance
         return {} if provenance is None else dict(provenance[self._first_row + row])
 
+    def documents_with_id(self, document_id: str) -> list[int]:
+        """Searches the column `id`.
+
+        Args:
+            document_id (`str`): The id.
+
+        Returns:
+            `list[int]`: Numbers of the documents in the chunk.
+        """
+        rows = self._table.rows_with_id(document_id, self._first_row, self._number)
+        if self._table.lengths is None:
+            return rows
+        bounds = np.concatenate(([0], self._rows if len(self.ends) else [])).astype(np.int64)
+        return [document for row in rows for document in range(bounds[row], bounds[row + 1])]
+
 
 class ArrowTable:
     """The columns of a tokenised dataset that a source reads.
@@ -116,6 +131,7 @@ class ArrowTable:
         if self.column.null_count:
             raise UserError(f"source {name!r}: {self.column.null_count} rows have no {TOKENS}; filter them out")
         self.lengths = dataset.data.column(LENGTHS) if LENGTHS in columns else None
+        self.ids = dataset.data.column("id") if "id" in columns else None
         others = [column for column in columns if column not in _NOT_PROVENANCE]
         self.provenance = dataset.select_columns(others).with_format(None) if others else None
 
@@ -171,6 +187,24 @@ class ArrowTable:
         if values.null_count:
             raise UserError(f"source {self.name!r}: {values.null_count} ids are missing (null); tokenize again")
         return values.to_numpy(zero_copy_only=True), ends
+
+    def rows_with_id(self, document_id: str, first_row: int, number: int) -> list[int]:
+        """Searches the column `id` in the rows of a chunk.
+
+        Args:
+            document_id (`str`): The id.
+            first_row (`int`): First row of the chunk.
+            number (`int`): Number of the chunk.
+
+        Returns:
+            `list[int]`: Rows, counted in the chunk.
+        """
+        import pyarrow.compute as pc
+
+        if self.ids is None:
+            return []
+        part = self.ids.slice(first_row, len(self.column.chunk(number)))
+        return np.flatnonzero(pc.equal(pc.cast(part, "string"), document_id).to_numpy(zero_copy_only=False)).tolist()
 
     def packed_lengths(self, first_row: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Reads `seq_lengths` of some rows.

@@ -57,6 +57,22 @@ class BestFitIndex:
         starts, lengths = self.starts[first:last].tolist(), self.lengths[first:last].tolist()
         return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
 
+    def rows_of(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Finds the rows that hold tokens of a range, by one look through the pieces.
+
+        Args:
+            start (`int`): First position in the source.
+            stop (`int`): End, exclusive.
+
+        Returns:
+            `list[tuple[int, int, int]]`: Row, first position and end of each piece, cut to the range, by position.
+        """
+        found = np.flatnonzero((self.starts < stop) & (self.starts + self.lengths > start))
+        rows = np.searchsorted(self.bounds, found, side="right") - 1
+        lows, highs = np.maximum(self.starts[found], start), np.minimum(self.starts[found] + self.lengths[found], stop)
+        places = zip(rows.tolist(), lows.tolist(), highs.tolist(), strict=True)
+        return sorted(places, key=lambda place: place[1])
+
 
 def cut_documents(ends: np.ndarray, seq_length: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Cuts documents into pieces no longer than a row.

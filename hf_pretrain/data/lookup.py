@@ -87,6 +87,10 @@ def find_documents(source: TokenSource, document_id: str) -> Iterator[tuple[int,
     Yields:
         `tuple[int, int, int]`: Number of the document, position of its first token, end (exclusive).
     """
+    if source.is_dataset:
+        for document in source.documents_with_id(document_id):
+            yield document, *source.document_range(document)
+        return
     needle = json.dumps(document_id, ensure_ascii=False).encode()
     first, tokens = 0, 0
     for entry in source.metadata.get("files", ()):
@@ -150,11 +154,6 @@ def trace_document(folder: str | Path, document_id: str, steps: int | None = Non
         UserError: If no source holds it, or the sources are gone or changed.
     """
     order = DataOrder.read(folder)
-    if order.packing != "concat":
-        raise UserError(
-            f"packing = {order.packing}; a document's steps are found for 'concat' only: "
-            "ask for a step's documents instead (--step)"
-        )
     dataset = order.build()
     positions = order.num_samples if steps is None else min(order.positions_of_step(steps).stop, order.num_samples)
     stop = order.skips.end_after(positions)
@@ -163,13 +162,12 @@ def trace_document(folder: str | Path, document_id: str, steps: int | None = Non
         for document, start, end in find_documents(source, document_id):
             samples = _samples_of_tokens(dataset, source, start, end, stop)
             readings = []
-            for sample, epoch, window in samples:
+            for sample, epoch, window, low, high in samples:
                 place = order.step_of_sample(sample)
                 if place is None:
                     continue
                 step, row = place
                 who = order.span_of_step(step).rank_of(row)
-                low, high = max(start, window * order.seq_length), min(end, (window + 1) * order.seq_length)
                 readings.append(
                     Reading(
                         step,
@@ -198,17 +196,17 @@ def trace_document(folder: str | Path, document_id: str, steps: int | None = Non
 
 def _samples_of_tokens(
     dataset: MixtureDataset, source: TokenSource, start: int, end: int, stop: int
-) -> list[tuple[int, int, int]]:
-    """`(sample, epoch, window)` of every window that holds tokens of a range, among the samples below `stop`."""
-    size = source.num_windows(dataset.seq_length)
-    windows = range(start // dataset.seq_length, min((max(end, start + 1) - 1) // dataset.seq_length + 1, size))
+) -> list[tuple[int, int, int, int, int]]:
+    """`(sample, epoch, row, low, high)` of every row that holds tokens of a range, among the samples below `stop`."""
+    size = dataset.num_rows(source.name)
+    rows = dataset.rows_of(source.name, start, max(end, start + 1))
     before = dataset.schedule.start_draws.get(source.name, 0)
     last = before + dataset.schedule.counts(stop)[source.name]
     found = []
     for epoch in range(before // size, -(-last // size)) if size else ():
         order = Permutation(size, derive_seed(dataset.seed, source.name, epoch))
-        for window in windows:
-            sample = sample_of_draw(dataset, source.name, epoch * size + order.index_of(window), stop)
+        for row, low, high in rows:
+            sample = sample_of_draw(dataset, source.name, epoch * size + order.index_of(row), stop)
             if sample is not None:
-                found.append((sample, epoch, window))
+                found.append((sample, epoch, row, low, high))
     return found

@@ -256,6 +256,19 @@ class MixtureDataset(Dataset):
         """
         return self._rows_of[source].num_rows
 
+    def rows_of(self, source: str, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Finds the rows of a source that hold some of its tokens.
+
+        Args:
+            source (`str`): Name of the source.
+            start (`int`): First position in the source.
+            stop (`int`): End, exclusive.
+
+        Returns:
+            `list[tuple[int, int, int]]`: Row, and first position and end of what it holds of the range.
+        """
+        return self._rows_of[source].rows_of(start, stop)
+
     def spans(self, index: int) -> list[tuple[int, int]]:
         """Names the tokens that a sample holds.
 

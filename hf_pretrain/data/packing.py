@@ -32,6 +32,9 @@ class Rows(Protocol):
     def spans(self, row: int) -> list[tuple[int, int]]:
         """The ranges of the source's tokens that a row holds, in order."""
 
+    def rows_of(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """The rows that hold tokens of a range, each with the part of the range it holds."""
+
 
 class ConcatRows:
     """Fixed windows over the line of all tokens; a tail shorter than a window is left out.
@@ -68,6 +71,20 @@ class ConcatRows:
             `list[tuple[int, int]]`: One range of positions in the source.
         """
         return [(row * self.seq_length, (row + 1) * self.seq_length)]
+
+    def rows_of(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Finds the rows of some tokens.
+
+        Args:
+            start (`int`): First position in the source.
+            stop (`int`): End, exclusive.
+
+        Returns:
+            `list[tuple[int, int, int]]`: Row, and first position and end of what it holds of the range.
+        """
+        length = self.seq_length
+        rows = range(start // length, min((stop - 1) // length + 1, self.num_rows)) if stop > start else ()
+        return [(row, max(start, row * length), min(stop, (row + 1) * length)) for row in rows]
 
 
 class BestFitRows:
@@ -114,6 +131,18 @@ class BestFitRows:
             `list[tuple[int, int]]`: A range of positions in the source for each piece.
         """
         return self._index.pieces(row)
+
+    def rows_of(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Finds the rows of some tokens, by one look through the index.
+
+        Args:
+            start (`int`): First position in the source.
+            stop (`int`): End, exclusive.
+
+        Returns:
+            `list[tuple[int, int, int]]`: Row, and first position and end of what it holds of the range.
+        """
+        return self._index.rows_of(start, stop)
 
 
 def make_rows(source: TokenSource, seq_length: int, packing: Packing = "concat") -> Rows:

@@ -277,6 +277,39 @@ class TokenSource:
         """Number of documents in all shards."""
         return self._document_offsets[-1]
 
+    @property
+    def is_dataset(self) -> bool:
+        """Whether it lies over a `datasets.Dataset`, whose columns are the provenance."""
+        return self._dataset is not None
+
+    def documents_with_id(self, document_id: str) -> list[int]:
+        """Searches the column `id` of a dataset.
+
+        Args:
+            document_id (`str`): The id.
+
+        Returns:
+            `list[int]`: Numbers of the documents; empty where there is no such column.
+        """
+        found = []
+        for offset, shard in zip(self._document_offsets[:-1], self._shards, strict=True):
+            found += [offset + document for document in shard.documents_with_id(document_id)]
+        return found
+
+    def document_range(self, document: int) -> tuple[int, int]:
+        """Finds a document's tokens.
+
+        Args:
+            document (`int`): Its number in the source.
+
+        Returns:
+            `tuple[int, int]`: First position and end.
+        """
+        number = bisect.bisect_right(self._document_offsets, document) - 1
+        ends, place = self._shards[number].ends, document - self._document_offsets[number]
+        offset = self._token_offsets[number]
+        return offset + (int(ends[place - 1]) if place else 0), offset + int(ends[place])
+
     def num_windows(self, seq_length: int) -> int:
         """Counts the full windows; a tail shorter than one window is never read.
 

@@ -167,6 +167,7 @@ def passages_by_repetition(
     groups: dict[str, list[np.ndarray]] = {"once": [], "repeated": []}
     schedule, end = dataset.schedule, dataset.skips.end_after(samples_read)
     drawn = schedule.counts(end)
+    left_out = _draws_left_out(dataset, end)
     seen: set[tuple[int, int]] = set()
     stride = max(samples_read // candidates, 1)
     for position in np.random.default_rng(0).permutation(np.arange(0, samples_read, stride)).tolist():
@@ -179,7 +180,33 @@ def passages_by_repetition(
         epochs, rest = divmod(drawn[name] + schedule.start_draws.get(name, 0), size)
         # Every full epoch read the window once, and the last one if its turn came.
         reads = epochs + (Permutation(size, derive_seed(dataset.seed, name, epochs)).index_of(window) < rest)
+        reads -= sum(_is_drawn(dataset, name, window, *draws) for draws in left_out[name])
         group = groups["once" if reads == 1 else "repeated"]
-        if len(group) < most:
+        held = sum(high - low for low, high in dataset.spans(dataset.skips.sample_at(position)))
+        if len(group) < most and held >= length:  # the rest of a row of whole documents is filler
             group.append(dataset[position]["input_ids"][:length].numpy())
     return groups
+
+
+def _draws_left_out(dataset: Any, end: int) -> dict[str, list[tuple[int, int]]]:
+    """Ranges of the draws of each source that lie in samples the run skipped, an epoch at most each."""
+    schedule = dataset.schedule
+    found: dict[str, list[tuple[int, int]]] = {name: [] for name in schedule.sources}
+    for start, stop in dataset.skips.below(end):
+        first, last = schedule.counts(start), schedule.counts(stop)
+        for name in schedule.sources:
+            before, size = schedule.start_draws.get(name, 0), dataset.num_rows(name)
+            low, high = before + first[name], before + last[name]
+            while low < high:
+                edge = min((low // size + 1) * size, high)
+                found[name].append((low, edge))
+                low = edge
+    return found
+
+
+def _is_drawn(dataset: Any, name: str, window: int, low: int, high: int) -> bool:
+    """Whether draws `[low, high)` of a source, all of one epoch, hold a window."""
+    size = dataset.num_rows(name)
+    epoch, first = divmod(low, size)
+    place = Permutation(size, derive_seed(dataset.seed, name, epoch)).index_of(window)
+    return first <= place < first + high - low

@@ -20,6 +20,7 @@ from hf_pretrain.callbacks.throughput import ThroughputCallback
 from hf_pretrain.data.mixture import MixtureDataset, WindowDataset
 from hf_pretrain.data.order import ORDER_FILE, DataOrder
 from hf_pretrain.data.order_guard import order_warnings
+from hf_pretrain.data.packing import Packing, make_rows
 from hf_pretrain.data.schedule import MixtureSchedule
 from hf_pretrain.data.token_source import SOURCE_FILE, TokenSource
 from hf_pretrain.data.weights import outside_published_shares
@@ -87,16 +88,21 @@ def training_sources(options: StageOptions, corpus: Path, tokenizer: Any = None)
     return sources
 
 
-def earlier_draws(stage_dir: Path, sources: list[TokenSource], seq_length: int) -> dict[str, int]:
+def earlier_draws(
+    stage_dir: Path, sources: list[TokenSource], seq_length: int, packing: Packing = "concat"
+) -> dict[str, int]:
     """Counts what an earlier stage of the run already read, so that this one goes on with other windows.
 
     Args:
         stage_dir (`Path`): The earlier stage's folder.
         sources (`list[TokenSource]`): The sources of this stage.
         seq_length (`int`): Tokens of a window in this stage.
+        packing (`"concat"` or `"best_fit"`, *optional*, defaults to `"concat"`): How documents share rows in this
+            stage.
 
     Returns:
-        `dict[str, int]`: Draws of each source that both stages share, in windows of this stage's length.
+        `dict[str, int]`: Draws of each source that both stages share, in rows of this stage. Rows of another kind or
+        length are converted by the share of the source that they are.
     """
     if not (stage_dir / ORDER_FILE).is_file():
         return {}
@@ -106,7 +112,17 @@ def earlier_draws(stage_dir: Path, sources: list[TokenSource], seq_length: int) 
     same = {entry["name"] for entry in order.sources if shards.get(entry["name"]) == entry["fingerprint"]}
     counts = order.schedule.counts(order.skips.end_after(order.num_samples))
     draws = {name: counts[name] + order.schedule.start_draws.get(name, 0) for name in shared & same}
-    return {name: math.ceil(count * order.seq_length / seq_length) for name, count in draws.items() if count}
+    if order.packing == packing == "concat":
+        return {name: math.ceil(count * order.seq_length / seq_length) for name, count in draws.items() if count}
+    by_name = {source.name: source for source in sources}
+    found = {}
+    for name, count in draws.items():
+        if count and order.packing == packing and order.seq_length == seq_length:
+            found[name] = count
+        elif count:
+            before = make_rows(by_name[name], order.seq_length, order.packing).num_rows
+            found[name] = math.ceil(count * make_rows(by_name[name], seq_length, packing).num_rows / max(before, 1))
+    return found
 
 
 def make_mixture(
@@ -132,7 +148,7 @@ def make_mixture(
     }
     names = set(weights) if "phases" not in weights else {n for p in weights["phases"] for n in p["weights"]}
     names |= set(options.anneal_mixture or {})
-    draws = earlier_draws(start, sources, args.seq_length) if isinstance(start, Path) else {}
+    draws = earlier_draws(start, sources, args.seq_length, options.packing) if isinstance(start, Path) else {}
     schedule = MixtureSchedule.from_config(weights, samples, args.seq_length)
     draws = {name: count for name, count in draws.items() if name in names}
     schedule = MixtureSchedule(

@@ -1,9 +1,10 @@
 import random
 
+import datasets
 import pytest
 from testing_utils import random_documents, write_token_folder
 
-from hf_pretrain.data.lookup import sample_of_draw, trace_document
+from hf_pretrain.data.lookup import find_documents, sample_of_draw, trace_document
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.data.order import DataOrder
 from hf_pretrain.data.schedule import MixtureSchedule
@@ -15,9 +16,10 @@ from hf_pretrain.utils.errors import UserError
 LENGTH, STEPS, BATCH = 16, 30, 4
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(params=["concat", "best_fit"])
+def run(tmp_path, request, monkeypatch):
     """A run whose mix changed twice, that left samples out and began with draws of an earlier stage."""
+    monkeypatch.setenv("HF_PRETRAIN_CACHE", str(tmp_path / "cache"))
     sources = []
     for number, name in enumerate(("web", "code")):
         folder = tmp_path / "1_corpus" / "tokens" / name
@@ -25,7 +27,9 @@ def run(tmp_path):
         sources.append(TokenSource.open(folder))
     schedule = MixtureSchedule.from_weights({"web": 0.7, "code": 0.3}, STEPS * BATCH, start_draws={"web": 9})
     schedule = schedule.with_phase("second", 40, {"web": 0.2, "code": 0.8}).with_phase("third", 90, {"code": 1.0})
-    dataset = MixtureDataset(sources, schedule, LENGTH, 5, max_epochs=50, skipped=[[20, 31], [64, 70]])
+    dataset = MixtureDataset(
+        sources, schedule, LENGTH, 5, max_epochs=50, skipped=[[20, 31], [64, 70]], packing=request.param
+    )
     stage = tmp_path / "2_pretrain"
     DataOrder.of(dataset, BATCH, world_size=2, micro_batch=1).write(stage)
     return stage, dataset
@@ -47,6 +51,29 @@ def test_a_document_is_found_at_exactly_the_steps_that_hold_it(run):
         assert places == sorted(expected.get(document, []))
         assert found.record["id"] == document
     assert any(len({place[2] for place in places}) > 1 for places in expected.values()), "several epochs were read"
+
+
+def test_a_document_of_a_dataset_is_found_by_its_id(tmp_path):
+    texts = random_documents(25, seed=4)
+    rows = {"input_ids": texts, "id": [f"d{number % 20}" for number in range(25)]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "web"))
+    packed = {"input_ids": [[1, 2, 0, 3, 0], [4, 0]], "seq_lengths": [[3, 2], [2]], "id": ["x", "y"]}
+    datasets.Dataset.from_dict(packed).save_to_disk(str(tmp_path / "packed"))
+    source = TokenSource.open(tmp_path / "web")
+    dataset = MixtureDataset([source], MixtureSchedule.from_weights({"web": 1.0}, 40), LENGTH, 5, max_epochs=50)
+    DataOrder.of(dataset, BATCH).write(tmp_path / "run")
+    held = {id(text): sum(map(len, texts[:number])) for number, text in enumerate(texts)}
+    (once,) = trace_document(tmp_path / "run", "d7")
+    assert (once.num_tokens, once.record) == (len(texts[7]), {"id": "d7"})
+    assert once.readings
+    for reading in once.readings:
+        ids = dataset[reading.sample_index]["input_ids"].tolist()
+        low = held[id(texts[7])] + reading.document_start - reading.window * LENGTH
+        part = texts[7][reading.document_start : reading.document_stop]
+        assert ids[low : low + len(part)] == part
+    assert [found.document_index for found in trace_document(tmp_path / "run", "d3")] == [3, 23]
+    assert list(find_documents(TokenSource.open(tmp_path / "packed"), "x")) == [(0, 0, 3), (1, 3, 5)]
+    assert list(find_documents(TokenSource.open(tmp_path / "packed"), "y")) == [(2, 5, 7)]
 
 
 def test_readings_up_to_a_step(run):

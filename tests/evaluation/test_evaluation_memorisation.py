@@ -76,15 +76,22 @@ def test_interval_of_a_rate():
     assert ExtractionRate(0, 0, 0.0).interval() == (0.0, 1.0)
 
 
-def test_windows_are_sorted_by_how_often_they_were_read():
+@pytest.mark.parametrize("skipped", [(), ((5, 9), (60, 130))])
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_windows_are_sorted_by_how_often_they_were_read(packing, skipped):
     sources = [memory_source(name, 40, seed=number) for number, name in enumerate("ab")]
     size = sources[0].num_windows(LENGTH)
     schedule = MixtureSchedule.from_weights({"a": 0.8, "b": 0.2}, round(size * 2))
-    dataset = MixtureDataset(sources, schedule, LENGTH, 1, max_epochs=100)
+    left_out = sum(stop - start for start, stop in skipped)
+    dataset = MixtureDataset(
+        sources, schedule, LENGTH, 1, size * 2 - left_out, max_epochs=100, skipped=skipped, packing=packing
+    )
     groups = passages_by_repetition(dataset, len(dataset), 16, 1000)
     windows = {}
     for index in range(len(dataset)):
-        windows.setdefault(dataset.locate(index)[::2], []).append(index)
+        sample = dataset.skips.sample_at(index)
+        if sum(high - low for low, high in dataset.spans(sample)) >= 16:
+            windows.setdefault(dataset.locate(sample)[::2], []).append(index)
     expected = {"once": 0, "repeated": 0}
     for found in windows.values():
         expected["once" if len(found) == 1 else "repeated"] += 1
