@@ -8,16 +8,31 @@ not after an hour of extraction.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hf_pretrain.corpus.config_checks import at_least as _at_least
 from hf_pretrain.corpus.config_checks import between as _between
 from hf_pretrain.corpus.config_checks import choice as _choice
+from hf_pretrain.corpus.config_sources import options_of
 from hf_pretrain.corpus.ingest.language_codes import canonical_language
 from hf_pretrain.utils.errors import UserError
 
 
-SOURCE_KINDS = ("warc", "jsonl", "parquet", "text", "sample")
+SOURCE_KINDS = (
+    "warc",
+    "wet",
+    "wikipedia",
+    "arxiv",
+    "stackexchange",
+    "code",
+    "books",
+    "problems",
+    "jsonl",
+    "parquet",
+    "dataset",
+    "text",
+    "sample",
+)
 SAMPLE_PARTS = ("web", "books", "encyclopedic", "howto", "code")
 
 
@@ -30,8 +45,10 @@ class SourceConfig:
         name (`str`):
             Name of the source; folder name of its tokens and key of its weight in every mixture.
         kind (`str`, *optional*, defaults to `"sample"`):
-            `"warc"`, `"jsonl"`, `"parquet"`, `"text"` (one document a file) or `"sample"` (a part of the sample
-            crawl).
+            `"warc"` and `"wet"` (crawls), `"wikipedia"` (XML dumps), `"arxiv"` (LaTeX sources), `"stackexchange"`
+            (`Posts.xml`), `"code"` (trees and archives), `"books"` (text, EPUB), `"problems"` (mathematics with
+            solutions), `"jsonl"`, `"parquet"`, `"dataset"` (a folder of `datasets`' `save_to_disk`), `"text"` (one
+            document a file) or `"sample"` (a part of the sample crawl).
         path (`str`, *optional*, defaults to `""`):
             File, folder or glob. For `"sample"`: the part of the sample (`"web"`, `"books"`, ...), by default `name`.
         domain (`str`, *optional*, defaults to `""`):
@@ -53,10 +70,26 @@ class SourceConfig:
             Longest document accepted, as stored (HTML bytes for `"warc"`).
         max_documents (`int`, *optional*):
             Stop after this many documents of one task; all by default.
+        options (`dict`, *optional*, defaults to `{}`):
+            Settings of the kind, see `hf_pretrain.corpus.config_sources`.
     """
 
     name: str
-    kind: Literal["warc", "jsonl", "parquet", "text", "sample"] = "sample"
+    kind: Literal[
+        "warc",
+        "wet",
+        "wikipedia",
+        "arxiv",
+        "stackexchange",
+        "code",
+        "books",
+        "problems",
+        "jsonl",
+        "parquet",
+        "dataset",
+        "text",
+        "sample",
+    ] = "sample"
     path: str = ""
     domain: str = ""
     language: str | None = None
@@ -67,12 +100,14 @@ class SourceConfig:
     on_bad_file: Literal["error", "skip"] = "error"
     max_document_bytes: int = 50_000_000
     max_documents: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"sources[{self.name!r}]"
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name) or self.name.startswith("."):
             raise UserError(f"source name = {self.name!r}; allowed are letters, digits, '-', '_' and '.'; rename it")
         _choice(f"{where}.kind", self.kind, SOURCE_KINDS)
+        options_of(self.kind, self.options, f"{where}.options")
         if self.language is not None:
             canonical_language(self.language)
         _choice(f"{where}.on_bad_row", self.on_bad_row, ("error", "skip"))
@@ -88,6 +123,11 @@ class SourceConfig:
     def effective_domain(self) -> str:
         """Domain that chooses the rules: `domain`, else the sample's part, else `name`."""
         return self.domain or (self.path if self.kind == "sample" else "") or self.name
+
+    @property
+    def kind_options(self) -> Any:
+        """Settings of the kind as its dataclass, `None` where it has none."""
+        return options_of(self.kind, self.options, f"sources[{self.name!r}].options")
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,12 @@ from hf_pretrain.corpus.facts import corpus_facts
 from hf_pretrain.corpus.filters.heuristics import build_filters
 from hf_pretrain.corpus.filters.pii import PIIFormatter
 from hf_pretrain.corpus.filters.profiles import load_profiles, profile_settings
-from hf_pretrain.corpus.funnel import Counted, ReasonCapture, build_funnel, merge_rows
+from hf_pretrain.corpus.funnel import Counted, ReasonCapture, build_funnel, empty_row, merge_rows
 from hf_pretrain.corpus.ingest.extraction import build_extractor
 from hf_pretrain.corpus.ingest.language import LanguageStep
+from hf_pretrain.corpus.ingest.listing import list_files
 from hf_pretrain.corpus.ingest.sample import build_sample
-from hf_pretrain.corpus.ingest.sources import build_reader, list_files, resolve_source
+from hf_pretrain.corpus.ingest.sources import build_reader, resolve_source
 from hf_pretrain.corpus.scoring import ScoringStep, scoring_steps
 from hf_pretrain.corpus.shards.tokenizer import load_tokenizer, sample_texts, save_tokenizer, train_tokenizer
 from hf_pretrain.corpus.shards.writing import write_token_shards
@@ -362,18 +363,18 @@ class _CorpusBuilder:
             total,
         )
         rows = merge_rows(outcome.tallies)
-        skipped = {
-            name.removeprefix("bad_rows_"): _total(value)
+        left_out = {
+            name.replace("bad_rows_", "bad_row_"): _total(value)
             for name, value in outcome.stats[0]["stats"].items()
-            if name.startswith("bad_rows_")
+            if name.startswith(("bad_rows_", "skipped_")) and name != "skipped_rows"
         }
-        if skipped and rows:
-            first = rows[0]
-            bad = {f"bad_row_{name}": {"documents": count, "bytes": 0} for name, count in skipped.items()}
+        if left_out:
+            first = rows[0] if rows else empty_row("read", source.name)
+            bad = {name: {"documents": count, "bytes": 0} for name, count in left_out.items()}
             read = {
                 **first,
                 "stage": "read",
-                "documents_in": first["documents_in"] + sum(skipped.values()),
+                "documents_in": first["documents_in"] + sum(left_out.values()),
                 "documents_out": first["documents_in"],
                 "bytes_out": first["bytes_in"],
                 "bytes_trimmed": 0,

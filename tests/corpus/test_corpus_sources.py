@@ -9,8 +9,10 @@ import pyarrow.parquet
 import pytest
 
 from hf_pretrain.corpus.config_ingest import SourceConfig
+from hf_pretrain.corpus.ingest.listing import list_files
 from hf_pretrain.corpus.ingest.pages import Page, write_warc
-from hf_pretrain.corpus.ingest.sources import build_reader, decode_html, list_files, resolve_source
+from hf_pretrain.corpus.ingest.sources import build_reader, resolve_source
+from hf_pretrain.corpus.ingest.web_archives import decode_html
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.strict import build
 

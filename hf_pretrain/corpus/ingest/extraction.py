@@ -103,7 +103,7 @@ class HtmlExtractor(PipelineStep):
         data = html.encode("utf-8", "replace")  # parsers refuse lone surrogates
         if len(data) > self.config.max_html_bytes:
             return "", "too_large"
-        if _depth(html) > MAX_DEPTH:
+        if nesting_depth(html) > MAX_DEPTH:
             return "", "too_deep"
         try:
             text = self.extract(data.decode()).strip()
@@ -210,8 +210,16 @@ def build_extractor(config: ExtractionConfig, exclusion_writer: DiskWriter | Non
     return extractors[config.extractor](config, exclusion_writer)
 
 
-def _depth(html: str) -> int:
-    """Upper bound on how deep elements nest; those that HTML closes by itself do not count."""
+def nesting_depth(html: str) -> int:
+    """
+    Upper bound on how deep elements nest; those that HTML closes by itself do not count.
+
+    Args:
+        html (`str`): A page.
+
+    Returns:
+        `int`: the bound; 0 where the page has too few tags to matter.
+    """
     if html.count("<") <= MAX_DEPTH:
         return 0
     depth = deepest = 0

@@ -6,9 +6,12 @@ unpacked bytes come first; what was wrong is in `fault` afterwards.
 
 from __future__ import annotations
 
+import bz2
 import io
+import lzma
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 
 _BLOCK = 1 << 16
@@ -19,15 +22,15 @@ class GzipStream(io.RawIOBase):
     Unpacked bytes of a gzip file of one or many members (RFC 1952).
 
     Args:
-        path (`Path`): The file.
+        path (`Path` or `BinaryIO`): The file, or an open one.
 
     Attributes:
         fault (`str`): Why reading ended early; `""` while nothing is wrong.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | BinaryIO) -> None:
         super().__init__()
-        self._file = open(path, "rb")
+        self._file = open(path, "rb") if isinstance(path, Path) else path
         self._member = zlib.decompressobj(31)
         self._packed = b""
         self._started = False
@@ -84,9 +87,60 @@ class GzipStream(io.RawIOBase):
         super().close()
 
 
+class BlockStream(GzipStream):
+    """
+    Unpacked bytes of a bzip2 or xz file of one or many streams; see [`GzipStream`] for the rest.
+
+    Args:
+        path (`Path`): The file, `.bz2` or `.xz`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._kind = "bzip2" if path.name.endswith(".bz2") else "xz"
+        self._new = bz2.BZ2Decompressor if self._kind == "bzip2" else lzma.LZMADecompressor
+        self._member = self._new()
+
+    def readinto(self, buffer: memoryview) -> int:
+        """
+        Part of the stream protocol.
+
+        Args:
+            buffer (`memoryview`): Takes the bytes.
+
+        Returns:
+            `int`: how many; 0 at the end and after a fault.
+        """
+        while not self.fault:
+            if not self._packed and self._member.needs_input:
+                self._packed = self._file.read(_BLOCK)
+                if not self._packed:
+                    if self._started:
+                        self.fault = f"{self._kind} data cut off"
+                    return 0
+            if not self._started:
+                self._packed = self._packed.lstrip(b"\0")
+                if not self._packed:
+                    continue
+                self._started = True
+            try:
+                data = self._member.decompress(self._packed, len(buffer))
+            except (OSError, EOFError, lzma.LZMAError) as error:
+                self.fault = f"damaged {self._kind} data ({error})"
+                return 0
+            self._packed = b""
+            if self._member.eof:
+                self._packed = self._member.unused_data
+                self._member, self._started = self._new(), False
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+        return 0
+
+
 def open_stream(path: Path) -> io.BufferedReader:
     """
-    Open a file for reading bytes; names that end in `.gz` are unpacked.
+    Open a file for reading bytes; names that end in `.gz`, `.bz2` or `.xz` are unpacked.
 
     Args:
         path (`Path`): The file.
@@ -94,7 +148,11 @@ def open_stream(path: Path) -> io.BufferedReader:
     Returns:
         `io.BufferedReader`: the stream, see [`stream_fault`].
     """
-    return io.BufferedReader(GzipStream(path), _BLOCK) if path.name.endswith(".gz") else open(path, "rb")
+    if path.name.endswith((".gz", ".tgz")):
+        return io.BufferedReader(GzipStream(path), _BLOCK)
+    if path.name.endswith((".bz2", ".xz")):
+        return io.BufferedReader(BlockStream(path), _BLOCK)
+    return open(path, "rb")
 
 
 def stream_fault(stream: io.BufferedReader) -> str:
@@ -107,4 +165,4 @@ def stream_fault(stream: io.BufferedReader) -> str:
     Returns:
         `str`: the fault, `""` if there is none.
     """
-    return getattr(stream.raw, "fault", "")
+    return getattr(getattr(stream, "raw", None), "fault", "")
