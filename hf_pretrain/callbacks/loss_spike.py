@@ -13,6 +13,7 @@ the rate never depends on what was skipped, and the last step is at the floor.
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,6 +92,8 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         self.num_steps = 0
         self.skipped_last_step = False
         self.stopped_at: int | None = None
+        # Called with the step of a spike while weights and gradients are still those it was seen with.
+        self.on_spike: Callable[[int], None] | None = None
         self._consecutive = 0
         self._model: Any = None
         self._hook: Any = None
@@ -251,6 +254,8 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
             self._consecutive = 0
             return
         self._record(state.global_step + 1, spikes)
+        if self.on_spike is not None:
+            self.on_spike(state.global_step + 1)
         self._consecutive += 1
         if self.action == "log":
             return
