@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_pretrain.data.mixture import MixtureDataset
-from hf_pretrain.data.order import ORDER_FILE, DataOrder
+from hf_pretrain.data.order import DataOrder
 from hf_pretrain.data.skips import Skips
 from hf_pretrain.models.loading import load_causal_lm, load_saved_tokenizer
 from hf_pretrain.optim.schedules import lr_lambda
 from hf_pretrain.trainer.autopsy import Batch, StepRecord, Weights, examine, take_batch
-from hf_pretrain.trainer.autopsy_text import autopsy_path
+from hf_pretrain.trainer.autopsy_text import FOLDER, autopsy_path
 from hf_pretrain.trainer.batch_probe import gradient_norms_held
 from hf_pretrain.trainer.checkpoint import checkpoint_step, list_checkpoints, read_manifest, why_incomplete
 from hf_pretrain.trainer.precision import run_precision
-from hf_pretrain.trainer.resume_rules import lr_with_rewarm
 from hf_pretrain.trainer.run_log import LOG_FILE
 from hf_pretrain.utils.atomic import read_json, read_jsonl
 from hf_pretrain.utils.errors import UserError
@@ -73,13 +72,9 @@ def autopsy_live(trainer: "PretrainTrainer", step: int, events: list[dict[str, A
     """
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     record = StepRecord(step, events, run_precision(args, model), weight_decay=args.weight_decay)
-    factor = lr_with_rewarm(lr_lambda(**trainer.args.schedule_options(args.max_steps)), trainer.resume_choice.rewarm)
-
-    def rate(update: int) -> float:
-        return args.learning_rate * factor(update)
-
     record.learning_rate = float(trainer.optimizer.param_groups[0]["lr"])
-    record.planned_learning_rate = rate(step - 1)
+    rate = _rate_of(trainer)
+    record.planned_learning_rate = None if rate is None else rate(step - 1)
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         record.notes.append(
             "the weights are spread over processes: the batch was not evaluated again; `hf-pretrain autopsy` does it "
@@ -101,9 +96,17 @@ def autopsy_live(trainer: "PretrainTrainer", step: int, events: list[dict[str, A
         at = max(checkpoints)
         loaded = load_causal_lm(checkpoints[at], f"checkpoint = {checkpoints[at]}")
         previous = Weights(loaded.to(args.device), checkpoints[at].name, at)
-        record.planned_distance = _distance(rate, str(getattr(args.optim, "value", args.optim)), at, step - 1)
+        if rate is not None:
+            record.planned_distance = _distance(rate, str(getattr(args.optim, "value", args.optim)), at, step - 1)
     current = Weights(model, "those in memory", step - 1)
     return examine(record, batch, reference, previous, current, trainer.processing_class)
+
+
+def _rate_of(trainer: "PretrainTrainer") -> Callable[[int], float] | None:
+    """The learning rate by update, as the arguments and the schedule have it."""
+    scheduler = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    factors = getattr(scheduler, "lr_lambdas", None)
+    return None if not factors else lambda update: trainer.args.learning_rate * factors[0](update)
 
 
 def _unclipped(norms: dict[str, float], events: list[dict[str, Any]]) -> dict[str, float]:
@@ -120,9 +123,12 @@ def _live_batches(trainer: "PretrainTrainer", step: int, notes: list[str]) -> tu
     if not isinstance(dataset, MixtureDataset):
         notes.append("the training data are no MixtureDataset: the rows of a step are not known")
         return None, None
-    batch = take_batch(dataset, trainer.positions_of_step(step), ROWS_LIVE)
-    beside = step - 1 if step > 1 else step + 1
-    positions = trainer.positions_of_step(beside)
+
+    def positions_of(number: int) -> range:
+        return range(trainer.samples_after(number - 1), trainer.samples_after(number))
+
+    batch = take_batch(dataset, positions_of(step), ROWS_LIVE)
+    positions = positions_of(step - 1 if step > 1 else step + 1)
     reference = take_batch(dataset, positions, ROWS_LIVE) if positions.stop <= len(dataset) else None
     return batch, reference
 
@@ -159,7 +165,7 @@ def recorded_spikes(stage_dir: str | Path) -> dict[int, list[dict[str, Any]]]:
         for step, entries in fresh.items():
             found.setdefault(step, entries)
 
-    for path in (stage_dir / "autopsies").glob("step-*.json"):
+    for path in (stage_dir / FOLDER).glob("step-*.json"):
         take(read_json(path).get("events"))
     for path in complete_checkpoints(stage_dir / "checkpoints").values():
         state = path / "trainer_state.json"
@@ -177,7 +183,7 @@ def autopsy_folder(stage_dir: str | Path, step: int, device: str | torch.device 
     """Examines a step of a run from its folder.
 
     Args:
-        stage_dir (`str` or `Path`): The stage's folder: `data_order.json`, `checkpoints/` and, after the run, `model/`.
+        stage_dir (`str` or `Path`): The stage's folder, with `data_order.json`, `checkpoints/` and perhaps `model/`.
         step (`int`): The step, from 1.
         device (`str` or `torch.device`, *optional*, defaults to `"cpu"`): Where to evaluate.
 
@@ -269,7 +275,7 @@ def _folder_batches(order: DataOrder, step: int, samples: list[int] | None) -> t
     if positions.stop > order.num_samples:
         raise UserError(f"--step {step}; this run plans {order.num_samples} samples, which end before it")
     dataset = order.build()
-    if samples is None or samples[: len(positions)] == order.samples_of_step(step)[: len(samples)]:
+    if samples is None or set(samples) <= set(order.samples_of_step(step)):
         batch = take_batch(dataset, positions, ROWS_FOLDER)
     else:
         whole = dataclasses.replace(order, skips=Skips(), num_samples=max(max(samples) + 1, order.num_samples))
@@ -317,6 +323,3 @@ def _read_rates(stage_dir: Path, step: int, rate: Callable[[int], float] | None,
     record.learning_rate = float(line["learning_rate"])
     if rate is not None:
         record.planned_learning_rate = rate(line["step"] - 1)
-
-
-__all__ = ["ORDER_FILE", "autopsy_folder", "autopsy_live", "complete_checkpoints", "recorded_spikes"]

@@ -3,6 +3,7 @@
 Texts of documents, ids and URLs come from the web: in Markdown everything that could be read as markup is escaped.
 """
 
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hf_pretrain.utils.atomic import write_json, write_text
 
 
 FOLDER = "autopsies"
-_MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+!|~&-])")
+_MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
 # Documents in the Markdown table; the JSON file has more.
 _SHOWN = 20
 
@@ -56,7 +57,7 @@ def escape_markdown(text: Any) -> str:
         `str`: Without control characters or line breaks, markup escaped.
     """
     plain = "".join(letter if letter.isprintable() else " " for letter in str(text))
-    return _MARKUP.sub(r"\\\1", " ".join(plain.split()))
+    return _MARKUP.sub(r"\\\1", html.escape(" ".join(plain.split()), quote=False))
 
 
 def _number(value: Any, digits: int = 4) -> str:

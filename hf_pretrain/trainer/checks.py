@@ -1,19 +1,14 @@
-"""What is checked before the first step: dataset and arguments agree, weights are fp32."""
+"""What is checked before the first step: dataset and arguments agree."""
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
-
-import torch
 
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.data.streaming import StreamingMixture
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.utils.errors import UserError
 
-
-logger = logging.getLogger(__name__)
 
 # Arguments of transformers that have one right value here.
 NEEDED = (
@@ -81,25 +76,6 @@ def check_resume(dataset: Any, args: PretrainConfig, step: int) -> None:
             f"ignore_data_skip = True; from step {step} on the train_dataset ({type(dataset).__name__}) would be read "
             "from its first sample again: set ignore_data_skip=False, which reads and drops what was trained on, or "
             "use a MixtureDataset or StreamingMixture, which begin at the right sample"
-        )
-
-
-def check_precision(model: Any) -> None:
-    """Warns where the weights themselves are half precision.
-
-    Args:
-        model (`Module`): The model.
-    """
-    half = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad} & {
-        torch.bfloat16,
-        torch.float16,
-    }
-    if half:
-        logger.warning(
-            "The model's weights are %s: updates smaller than half a unit in the last place are "
-            "lost (a weight of 1.0 never moves by "
-            "less than 0.4%% in bf16). Load with dtype=torch.float32 and set bf16=True.",
-            ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in half)),
         )
 
 

@@ -31,6 +31,7 @@ from hf_pretrain.data.packed_guard import keep_documents_apart
 from hf_pretrain.data.streaming import StreamingMixture
 from hf_pretrain.evaluation.byte_lengths import token_byte_lengths
 from hf_pretrain.optim.schedules import lr_lambda
+from hf_pretrain.trainer.autopsy_callback import AutopsyCallback
 from hf_pretrain.trainer.checkpoint import (
     check_free_space,
     checkpoint_step,
@@ -43,13 +44,14 @@ from hf_pretrain.trainer.checkpoint import (
     why_incomplete,
 )
 from hf_pretrain.trainer.checkpoint_fit import check_fits
-from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_precision, check_resume
+from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_resume
 from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.effective_data import effective_data, log_effective_data
 from hf_pretrain.trainer.held_out import HeldOutTotals
 from hf_pretrain.trainer.loaders import RankSlice, make_loader, prepare_loader, sampler_of
 from hf_pretrain.trainer.optimizing import OptimizerMixin
+from hf_pretrain.trainer.precision import PrecisionCallback, check_precision, dtype_name, run_precision, sum_in_fp32
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.recovery import Recovery, check_rewind, with_rewinds
 from hf_pretrain.trainer.resume_rules import (
@@ -114,14 +116,15 @@ class PretrainTrainer(OptimizerMixin):
         if not isinstance(args, PretrainConfig):
             raise UserError(f"args is a {type(args).__name__}; PretrainTrainer takes a PretrainConfig")
         check_dataset(train_dataset, args)
-        check_precision(model)
         check_metrics(kwargs.get("compute_metrics"), args, model, callbacks or [])
         check_rewind(args, train_dataset)
         make_folder(args.output_dir)
         keep_documents_apart(model)
         own = list(callbacks or [])
+        pure_bf16 = any(isinstance(callback, PrecisionCallback) and callback.pure_bf16 for callback in own)
+        check_precision(model, args, pure_bf16)
         given = {type(callback) for callback in own}
-        standard = default_callbacks(args, model, train_dataset, anneal_weights)
+        standard = default_callbacks(args, model, train_dataset, anneal_weights, pure_bf16)
         own = [callback for callback in standard if type(callback) not in given] + own
         attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
         kwargs.setdefault("data_collator", PretrainDataCollator(attn_implementation=attention))
@@ -136,6 +139,10 @@ class PretrainTrainer(OptimizerMixin):
         )
         self.remove_callback(PrinterCallback)
         self.add_callback(RunRecords(self))
+        sum_in_fp32(self.accelerator)
+        autopsy = self.find_callback(AutopsyCallback)
+        if autopsy is not None:
+            autopsy.trainer = self
         self.run_log = RunLog(args.record_dir or args.output_dir)
         self.optimizer_checkpoint: Path | None = None
         self.num_empty_steps = 0
@@ -529,6 +536,7 @@ class PretrainTrainer(OptimizerMixin):
                     **self._data_state.to_json(self.train_dataset, self.state.global_step),
                     settings=settings_of(self.args),
                     rewarm=None if self._choice.rewarm is None else vars(self._choice.rewarm),
+                    precision=dtype_name(run_precision(self.args, self.model)),
                     num_empty_steps=self.num_empty_steps,
                     num_rewinds=len(self.recovery.rewinds),
                 )

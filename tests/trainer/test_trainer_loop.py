@@ -211,9 +211,9 @@ def test_weight_decay_spares_norms_and_embeddings(tmp_path):
     assert not any("norm" in name or "embed" in name for name in names)
 
 
-def test_half_precision_weights_are_told(caplog):
-    trainer("unused", tiny_llama().to(torch.bfloat16))
-    assert "weights are bfloat16" in caplog.text
+def test_half_precision_weights_are_refused():
+    with pytest.raises(UserError, match="weights are bfloat16.*dtype=torch.float32"):
+        trainer("unused", tiny_llama().to(torch.bfloat16))
 
 
 def test_phases_that_do_not_fit_are_errors_at_once():
