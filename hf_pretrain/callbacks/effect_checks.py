@@ -244,11 +244,12 @@ def _check_router_term(model: Any, name: str) -> str:
         return "not checked: no router weight is trained"
     if getattr(config, "num_experts_per_tok", 0) == experts and name == "router_aux_loss_coef":
         return "not checked: every token goes to every expert, there is nothing to balance"
+    off = not getattr(config, "output_router_logits", True) and config.model_type != "strata"
+    if off and coef == getattr(type(config), name, None):
+        return "not asked for"  # the family's default, which its own switch leaves out
     changes, in_proportion = _term_acts(model, weights, owner, name)
     if not changes:
-        hint = ""
-        if not getattr(config, "output_router_logits", True) and config.model_type != "strata":
-            hint = "set output_router_logits = True, or "
+        hint = "set output_router_logits = True, or " if off else ""
         raise UserError(f"{name} = {coef}; it does not change the gradient of the routers: {hint}set it to 0")
     if not in_proportion:
         raise UserError(f"{name} = {coef}; its part of the routers' gradient does not grow with it: set it to 0")

@@ -85,6 +85,8 @@ def test_a_stock_mixture_without_router_logits_has_no_aux_loss():
     assert check_effects(tiny_mixtral(output_router_logits=True, router_aux_loss_coef=0.02))["load_balance"] == "acts"
     with pytest.raises(UserError, match="router_aux_loss_coef = 0.02.*set output_router_logits = True"):
         check_effects(tiny_mixtral(output_router_logits=False, router_aux_loss_coef=0.02))
+    # The family's default coefficient with its switch off: nobody asked for anything.
+    assert check_effects(tiny_mixtral())["load_balance"] == "not asked for"
 
 
 def test_a_coefficient_used_as_a_switch_is_an_error():
