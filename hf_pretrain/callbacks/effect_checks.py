@@ -15,6 +15,7 @@ import dataclasses
 import logging
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_pretrain.callbacks.log_lines import unwrap
+from hf_pretrain.losses.liger_seam import LigerSeam
 from hf_pretrain.losses.objective import CausalLMObjective
 from hf_pretrain.utils.errors import UserError
 
@@ -169,14 +171,13 @@ def _row(model: Any, number: int = 0) -> dict[str, torch.Tensor]:
 
 
 def _forward(model: torch.nn.Module, **inputs: torch.Tensor) -> Any:
-    """The model's own forward: past hooks on the model and the autocast that accelerate wraps around."""
-    forward = vars(model).get("_original_forward", model.forward)
+    """The model's forward, the same noise and dropout in every call."""
     weight = next(model.parameters())
     # Flash attention has no fp32; everything else is checked in it, where rounding hides nothing.
     flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
-    torch.manual_seed(0)  # noise and dropout are the same in every call
+    torch.manual_seed(0)
     with torch.autocast(weight.device.type, torch.bfloat16, enabled=flash and weight.dtype == torch.float32):
-        return forward(**inputs)
+        return model(**inputs)
 
 
 def _gradients(model: torch.nn.Module, weights: list[torch.Tensor], number: int = 0) -> torch.Tensor:
@@ -360,6 +361,25 @@ def _reads(kind: type) -> Iterator[set[str]]:
 
 
 @contextlib.contextmanager
+def _bare(model: torch.nn.Module) -> Iterator[None]:
+    """Calls inside go past what watches the model and past accelerate's autocast, but through the seam of its loss."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    hooks = {name: vars(model)[name] for name in names}
+    wrapped = vars(model).get("forward")
+    try:
+        for name, held in hooks.items():
+            seam = {key: hook for key, hook in held.items() if isinstance(getattr(hook, "__self__", None), LigerSeam)}
+            vars(model)[name] = OrderedDict(seam)
+        if "_original_forward" in vars(model):
+            model.forward = model._original_forward
+        yield
+    finally:
+        vars(model).update(hooks)
+        if "_original_forward" in vars(model):
+            model.forward = wrapped
+
+
+@contextlib.contextmanager
 def _nothing_changes(model: torch.nn.Module) -> Iterator[None]:
     """Puts modes, random numbers, router counters and the loss's sums back as they were."""
     modes = {module: module.training for module in model.modules()}
@@ -376,7 +396,7 @@ def _nothing_changes(model: torch.nn.Module) -> Iterator[None]:
     elsewhere = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), _bare(model):
             yield
     finally:
         random.setstate(elsewhere[0])
