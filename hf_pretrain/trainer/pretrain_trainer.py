@@ -140,9 +140,9 @@ class PretrainTrainer(OptimizerMixin):
         self.remove_callback(PrinterCallback)
         self.add_callback(RunRecords(self))
         sum_in_fp32(self.accelerator)
-        autopsy = self.find_callback(AutopsyCallback)
-        if autopsy is not None:
-            autopsy.trainer = self
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, AutopsyCallback):
+                callback.trainer = self
         self.run_log = RunLog(args.record_dir or args.output_dir)
         self.optimizer_checkpoint: Path | None = None
         self.num_empty_steps = 0

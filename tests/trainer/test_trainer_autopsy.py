@@ -10,6 +10,7 @@ import torch
 from tiny_run import write_source
 from tiny_text_models import SAMPLE, byte_level_tokenizer
 from tiny_training import BATCH, LENGTH, arguments, tiny_llama, tiny_mixture, tiny_strata
+from transformers import TrainerCallback
 
 from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
 from hf_pretrain.data.mixture import MixtureDataset
@@ -98,7 +99,7 @@ def test_garbage_is_bad_data_and_its_documents_are_ranked(garbage_run):
 
 
 def test_a_rate_above_the_schedule_is_named(tmp_path):
-    class TooFast(AutopsyCallback):
+    class TooFast(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if SPIKE - 4 <= state.global_step + 1 <= SPIKE + 2:
                 for group in kwargs["optimizer"].param_groups:
@@ -110,7 +111,7 @@ def test_a_rate_above_the_schedule_is_named(tmp_path):
 
 
 def test_a_flipped_bit_is_numerics(tmp_path):
-    class Flip(AutopsyCallback):
+    class Flip(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step + 1 == SPIKE:
                 weight = kwargs["model"].model.layers[0].self_attn.o_proj.weight
@@ -126,7 +127,7 @@ def test_a_flipped_bit_is_numerics(tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_does_not_come_again_is_numerics(tmp_path, value):
-    class Break(AutopsyCallback):
+    class Break(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step + 1 == SPIKE:
                 weight = kwargs["model"].model.layers[1].self_attn.o_proj.weight
