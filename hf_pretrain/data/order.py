@@ -122,7 +122,7 @@ class DataOrder:
         num_samples (`int`): Length of the run in samples.
         schedule (`MixtureSchedule`): The schedule in force, shares moved to keep within caps included.
         sources (`list[dict]`): `name`, `folder` (as given, or `None` in memory), `num_tokens`, `num_documents`,
-            `fingerprint`.
+            `fingerprint` of what is said of the shards, `content`, a hash of parts of them.
         batches (`list[BatchSpan]`): Sizes of the global batch.
         skips (`Skips`): The samples left out.
         packing (`str`, *optional*, defaults to `"concat"`): How documents share rows.
@@ -163,6 +163,7 @@ class DataOrder:
                 "num_tokens": source.num_tokens,
                 "num_documents": source.num_documents,
                 "fingerprint": fingerprint(source.metadata.get("files", [])),
+                "content": None if source.folder is None else source.content_hash(),
             }
             for source in dataset.sources
         ]
@@ -264,7 +265,7 @@ class DataOrder:
         before = {entry["name"]: entry for entry in self.sources}
         for entry in new.sources:
             old = before.get(entry["name"])
-            if consumed and old is not None and old["fingerprint"] != entry["fingerprint"]:
+            if consumed and old is not None and _is_other(old, entry):
                 raise UserError(
                     f"source {entry['name']!r} changed since the run began (its shards have "
                     "other hashes); restore them or start "
@@ -364,7 +365,8 @@ class DataOrder:
                     f"source {entry['name']!r} was held in memory and is gone; only sources on disk can be traced"
                 )
             source = TokenSource.open(entry["folder"], entry["name"])
-            if fingerprint(source.metadata.get("files", [])) != entry["fingerprint"]:
+            now = {"fingerprint": fingerprint(source.metadata.get("files", [])), "content": source.content_hash()}
+            if _is_other(entry, now):
                 raise UserError(f"source {entry['name']!r}: the shards in {entry['folder']} are not those of the run")
             sources.append(source)
         # Shares were already moved where needed, so the caps must not be applied a second time.
@@ -378,3 +380,9 @@ class DataOrder:
             skipped=self.skips.to_json(),
             packing=self.packing,
         )
+
+
+def _is_other(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether shards are not those of an earlier record; records of older runs have no hash of the content."""
+    contents = {entry["content"] for entry in (before, now) if entry.get("content")}
+    return before["fingerprint"] != now["fingerprint"] or len(contents) > 1

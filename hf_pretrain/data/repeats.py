@@ -169,9 +169,10 @@ def fit_repeats(
     if fitted is None:
         raise UserError(
             f"the sources cannot fill {schedule.num_samples * seq_length:,} tokens within their caps of max_epochs: "
-            f"{worst!r} is {over[worst] * seq_length:,} tokens over and no other source of its "
-            "phase has room; train fewer "
-            "tokens, add sources, or raise max_epochs"
+            f"{worst!r} is {over[worst] * seq_length:,} tokens over and no other source of its phase has room; all "
+            f"sources together give {sum(int(max(rows, 0)) for rows in room.values()) * seq_length:,} tokens within "
+            f"their caps, this mix {_longest(schedule, room, seq_length):,}: train on fewer tokens, add sources, or "
+            "raise max_epochs"
         )
     before, after = schedule.shares(), fitted.shares()
     moved = ", ".join(f"{name} {before[name]:.3f} -> {after[name]:.3f}" for name in schedule.sources)

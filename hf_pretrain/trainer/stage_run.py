@@ -154,6 +154,13 @@ def make_mixture(
     schedule = MixtureSchedule(
         list(dict.fromkeys([*schedule.sources, *(options.anneal_mixture or {})])), schedule.phases, draws
     )
+    if options.mixture:
+        for phase in schedule.phases:
+            total = sum(phase.weights.values())
+            if abs(total - 1) > 1e-6:
+                logger.warning(
+                    "Mixture: the weights of phase %s sum to %g; shares are taken of that sum", phase.name, total
+                )
     for sentence in outside_published_shares(schedule.shares()):
         logger.info("Mixture: %s", sentence)
     caps = args.max_epochs
