@@ -148,6 +148,12 @@ class CorpusConfig:
         for name in self.long_documents.sources:
             if name not in names:
                 raise UserError(f"long_documents.sources: {unknown_name_message('source', name, names)}")
+        routed = {source.name for source in self.sources if source.kind == "routed"}
+        for code, name in self.language.route.items():
+            if name not in routed:
+                raise UserError(f"language.route[{code!r}]: {unknown_name_message('routed source', name, routed)}")
+        for name in sorted(routed - set(self.language.route.values())):
+            raise UserError(f"source '{name}' is of kind 'routed', but language.route sends nothing there.")
         domains = {source.effective_domain for source in self.sources}
         for name in self.filters.domains:
             if name not in domains:

@@ -32,6 +32,7 @@ SOURCE_KINDS = (
     "dataset",
     "text",
     "sample",
+    "routed",
 )
 SAMPLE_PARTS = ("web", "books", "encyclopedic", "howto", "code")
 
@@ -48,7 +49,8 @@ class SourceConfig:
             `"warc"` and `"wet"` (crawls), `"wikipedia"` (XML dumps), `"arxiv"` (LaTeX sources), `"stackexchange"`
             (`Posts.xml`), `"code"` (trees and archives), `"books"` (text, EPUB), `"problems"` (mathematics with
             solutions), `"jsonl"`, `"parquet"`, `"dataset"` (a folder of `datasets`' `save_to_disk`), `"text"` (one
-            document a file) or `"sample"` (a part of the sample crawl).
+            document a file), `"sample"` (a part of the sample crawl) or `"routed"` (no files: the documents that
+            `language.route` sends there).
         path (`str`, *optional*, defaults to `""`):
             File, folder or glob. For `"sample"`: the part of the sample (`"web"`, `"books"`, ...), by default `name`.
         domain (`str`, *optional*, defaults to `""`):
@@ -89,6 +91,7 @@ class SourceConfig:
         "dataset",
         "text",
         "sample",
+        "routed",
     ] = "sample"
     path: str = ""
     domain: str = ""
@@ -116,6 +119,9 @@ class SourceConfig:
         _at_least(f"{where}.max_documents", self.max_documents, 1)
         if self.kind == "sample":
             _choice(f"{where}.path (a part of the sample)", self.path or self.name, SAMPLE_PARTS)
+        elif self.kind == "routed":
+            if self.path:
+                raise UserError(f"{where}.path = {self.path!r}; a routed source gets its documents by language.route")
         elif not self.path:
             raise UserError(f"{where}.path is missing; kind = {self.kind!r} needs a file, a folder or a glob")
 
@@ -123,6 +129,11 @@ class SourceConfig:
     def effective_domain(self) -> str:
         """Domain that chooses the rules: `domain`, else the sample's part, else `name`."""
         return self.domain or (self.path if self.kind == "sample" else "") or self.name
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether its documents are in files of the user."""
+        return self.kind not in ("sample", "routed")
 
     @property
     def kind_options(self) -> Any:
@@ -193,17 +204,26 @@ class LanguageConfig:
             Smallest probability of the detected language, as in FineWeb. Not applied where `keep` is empty.
         max_chars (`int`, *optional*, defaults to 2000):
             Characters of the document the detector sees.
+        min_scores (`dict[str, float]`, *optional*, defaults to `{}`):
+            Languages with another smallest probability.
+        route (`dict[str, str]`, *optional*, defaults to `{}`):
+            Languages whose documents become documents of another source, of kind `"routed"`: there they meet its
+            domain's rules and get its weight in mixtures. Routed languages are kept.
         skip_domains (`list[str]`, *optional*, defaults to `["code"]`):
             Domains that are passed on unseen.
     """
 
     keep: list[str] = field(default_factory=list)
     min_score: float = 0.65
+    min_scores: dict[str, float] = field(default_factory=dict)
+    route: dict[str, str] = field(default_factory=dict)
     max_chars: int = 2000
     skip_domains: list[str] = field(default_factory=lambda: ["code"])
 
     def __post_init__(self) -> None:
-        for code in self.keep:
+        for code in [*self.keep, *self.min_scores, *self.route]:
             canonical_language(code)
         _between("language.min_score", self.min_score, 0.0, 1.0)
+        for code, score in self.min_scores.items():
+            _between(f"language.min_scores[{code!r}]", score, 0.0, 1.0)
         _at_least("language.max_chars", self.max_chars, 20)

@@ -88,14 +88,16 @@ def _source_facts(
         first = next((row for row in funnel["rows"] if row["source"] == name), None)
         if not parts and first is None:
             continue
+        # A routed document was counted raw where it came in.
+        raw = first if first and first["stage"] != "route" else {}
         languages: dict[str, int] = {}
         for part in parts:
             for code, count in part["languages"].items():
                 languages[code] = languages.get(code, 0) + count
         tokens = {part["split"]: part["num_tokens"] for part in parts}
         sources[name] = {
-            "raw_documents": first["documents_in"] if first else 0,
-            "raw_bytes": first["bytes_in"] if first else 0,
+            "raw_documents": raw.get("documents_in", 0),
+            "raw_bytes": raw.get("bytes_in", 0),
             "documents": sum(part["num_documents"] for part in parts),
             "bytes": sum(part["num_bytes"] for part in parts),
             "tokens": sum(tokens.values()),

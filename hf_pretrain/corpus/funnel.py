@@ -128,7 +128,7 @@ class Counted(PipelineStep):
         tally.finish()
         tally.share_seconds(time.perf_counter() - begin - tally.outside)
         name = f"{self.position:02d}_{rank:05d}.json"
-        write_json(self.logging_dir / "tallies" / name, list(tally.rows.values()))
+        write_json(self.logging_dir / "tallies" / name, [*tally.rows.values(), *tally.routed.values()])
         if tally.examples:
             write_json(self.logging_dir / "examples" / name, tally.examples)
 
@@ -141,6 +141,7 @@ class _Tally:
         self.rows: dict[str, dict[str, Any]] = {}
         self.examples: dict[str, list[dict[str, Any]]] = {}
         self.outside = 0.0
+        self.routed: dict[str, dict[str, Any]] = {}
         self._pending: deque[tuple[Document, int, str]] = deque()
 
     def watch(self, data: DocumentsPipeline) -> Iterator[Document]:
@@ -166,12 +167,27 @@ class _Tally:
             earlier, size, source = self._pending.popleft()
             if earlier is document:
                 row, left = self.rows[source], text_bytes(document.text)
+                target = str(document.metadata.get("source", "unknown"))
+                if target != source:
+                    self._routed(row, target, size, left)
+                    return
                 row["documents_out"] += 1
                 row["bytes_out"] += left
                 row["bytes_trimmed"] += size - left
                 return
             self._dropped(earlier, size, source)
         raise RuntimeError(f"{self.stage} yielded a document that it was not given, or out of order: {document.id}")
+
+    def _routed(self, row: dict[str, Any], target: str, size: int, left: int) -> None:
+        """One source's loss is another's gain; the stage `route` is where the other begins."""
+        removed = row["removed"].setdefault(f"routed_to_{target}", {"documents": 0, "bytes": 0})
+        removed["documents"] += 1
+        removed["bytes"] += left
+        row["bytes_trimmed"] += size - left
+        gain = self.routed.setdefault(target, empty_row("route", target))
+        for key, value in (("documents", 1), ("bytes", left)):
+            gain[f"{key}_in"] += value
+            gain[f"{key}_out"] += value
 
     def finish(self) -> None:
         while self._pending:

@@ -91,7 +91,7 @@ def sources_from_files(config: CorpusConfig) -> list[Path]:
     Raises:
         UserError: If one is missing.
     """
-    files = [file for source in config.sources if source.kind != "sample" for file in list_files(source)]
+    files = [file for source in config.sources if source.reads_files for file in list_files(source)]
     for kind, item in [
         *(("benchmark", b) for b in config.benchmarks),
         *(("instructions", i) for i in config.instructions),
@@ -185,21 +185,24 @@ class _CorpusBuilder:
     def _ingest(self) -> StepResult:
         config = self.config
         inputs: list[Any] = [self.sample] if self.sample else []
-        listing = [file for source in config.sources if source.kind != "sample" for file in list_files(source)]
+        listing = [file for source in config.sources if source.reads_files for file in list_files(source)]
         inputs.append([[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in listing])
         settings = [config.sources, config.extraction, config.language]
 
         def work(folder: Path) -> dict[str, Any]:
             rows: list[dict[str, Any]] = []
+            domains = {source.name: source.effective_domain for source in config.sources}
             for source in config.sources:
+                if source.kind == "routed":
+                    continue
                 resolved = resolve_source(source, self._sample_dir)
                 blocks: list[tuple[str, PipelineStep]] = []
                 if resolved.kind == "warc":
                     blocks.append(("extract", build_extractor(config.extraction)))
-                blocks.append(("language", LanguageStep(config.language)))
+                blocks.append(("language", LanguageStep(config.language, domains)))
                 reader = build_reader(source, self._sample_dir)
                 rows += self._run_blocks(folder, reader, blocks, source, f"ingest {source.name}")
-            return self._details(folder, rows)
+            return self._details(folder, merge_rows(rows))
 
         return self.runner.run("ingest", settings, inputs, work)
 

@@ -51,20 +51,32 @@ class LanguageStep(BaseFilter):
     Writes `metadata["language"]` and `metadata["language_score"]`; drops documents in other languages if `keep` is
     set.
 
+    Documents of a language in `route` change their `metadata["source"]` and `["domain"]` and note where they are from
+    in `["routed_from"]`.
+
     A language that the source declared is kept as `metadata["language_declared"]`, for sources are often wrong about
     it. Dropped documents leave the reasons `language_empty`, `language_<code>` or `language_score`.
 
     Args:
         config (`LanguageConfig`, *optional*): Settings.
+        domains (`dict[str, str]`, *optional*): Domain of each source that documents are routed to.
         exclusion_writer (`DiskWriter`, *optional*): Takes the dropped documents.
     """
 
     name = "Language"
 
-    def __init__(self, config: LanguageConfig | None = None, exclusion_writer: DiskWriter | None = None) -> None:
+    def __init__(
+        self,
+        config: LanguageConfig | None = None,
+        domains: dict[str, str] | None = None,
+        exclusion_writer: DiskWriter | None = None,
+    ) -> None:
         super().__init__(exclusion_writer)
-        self.config = config or LanguageConfig()
-        self.keep = frozenset(canonical_language(code) for code in self.config.keep)
+        self.config, self.domains = config or LanguageConfig(), domains or {}
+        self.routes = {canonical_language(code): name for code, name in self.config.route.items()}
+        kept = frozenset(canonical_language(code) for code in self.config.keep)
+        self.keep = kept | self.routes.keys() if kept else kept
+        self.min_scores = {canonical_language(code): score for code, score in self.config.min_scores.items()}
 
     def filter(self, doc: Document) -> bool | tuple[bool, str]:
         """
@@ -86,10 +98,16 @@ class LanguageStep(BaseFilter):
         if declared and known_language(declared) != code:
             doc.metadata["language_declared"] = declared
             self.stat_update("language_differs_from_declared")
-        if not self.keep:
-            return True
-        if code not in self.keep:
+        if self.keep and code not in self.keep:
             return False, f"language_{code}"
-        if score < self.config.min_score:
+        if (self.keep or code in self.routes) and score < self.min_scores.get(code, self.config.min_score):
             return False, "language_score"
+        if code in self.routes:
+            self._route(doc, self.routes[code])
         return True
+
+    def _route(self, doc: Document, target: str) -> None:
+        doc.metadata["routed_from"] = doc.metadata.get("source")
+        doc.metadata["source"] = target
+        doc.metadata["domain"] = self.domains.get(target, target)
+        self.stat_update(f"routed_{target}")
