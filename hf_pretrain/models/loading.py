@@ -96,6 +96,26 @@ def new_causal_lm(path: str | Path, what: str, seed: int) -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
+def check_vocabulary(model: Any, tokenizer: Any, what: str) -> None:
+    """Makes sure that a model has a row for every id its tokenizer can give.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        tokenizer (`PreTrainedTokenizerBase`): The tokenizer.
+        what (`str`): The field that names the model and its value, for messages.
+
+    Raises:
+        UserError: If the vocabulary is smaller than the tokenizer's largest id needs.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if largest >= rows:
+        raise UserError(
+            f"{what}; the model's vocabulary has {rows} ids, the tokenizer gives ids up to {largest} ({token!r}): use "
+            f"the tokenizer the model was made with, or model.resize_token_embeddings({largest + 1})."
+        )
+
+
 def load_saved_tokenizer(folder: str | Path, what: str) -> Any:
     """Loads the tokenizer of a folder.
 

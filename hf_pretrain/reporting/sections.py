@@ -17,6 +17,7 @@ from hf_pretrain.reporting.figures import (
     stacked_shares,
 )
 from hf_pretrain.reporting.run_data import RunData, TrainingLog, last_router_load, mixture_over_time
+from hf_pretrain.reporting.sections_autopsy import autopsy_blocks, effect_blocks
 from hf_pretrain.reporting.sections_compare import comparison_blocks
 from hf_pretrain.utils.number_text import count, duration, number, size
 
@@ -248,7 +249,13 @@ def training_sections(run: RunData) -> list[Section]:
         Section(
             "training",
             "Training",
-            [*_curves(run.logs, marks), *_stage_table(stages), *_head_table(stages), *_spikes(stages)],
+            [
+                *_curves(run.logs, marks),
+                *_stage_table(stages),
+                *_head_table(stages),
+                *_spikes(stages),
+                *effect_blocks(stages),
+            ],
         ),
         Section("mixture", "Data mixture", _mixture(run, stages, marks)),
         Section("routers", "Routers", _routers(run, marks)),
@@ -371,7 +378,7 @@ def _spikes(stages: dict[str, dict[str, Any]]) -> list[Block]:
             for name, spike in spikes
         ],
     )
-    return [Block("table", title="Loss spikes", table=table), *_rewinds(stages)]
+    return [Block("table", title="Loss spikes", table=table), *autopsy_blocks(stages), *_rewinds(stages)]
 
 
 def _rewinds(stages: dict[str, dict[str, Any]]) -> list[Block]:

@@ -26,6 +26,7 @@ VERBS = {
     "ladder": ("hf_pretrain.scripts.ladder", "small runs over sizes and tokens: written, run or submitted"),
     "fit": ("hf_pretrain.scripts.fit", "a scaling law from such runs, with intervals, and the best split of a budget"),
     "trace": ("hf_pretrain.scripts.trace", "which documents the batch of a step held"),
+    "autopsy": ("hf_pretrain.scripts.autopsy", "what caused the spike of a step: data, numerics or learning rate"),
     "env": ("hf_pretrain.scripts.env", "versions and what this machine can do"),
 }
 

@@ -171,7 +171,7 @@ def run(spec: StageSpec) -> None:
     from hf_pretrain.evaluation.bits_per_byte import iterate_documents
     from hf_pretrain.evaluation.memorisation import memorisation_facts
     from hf_pretrain.evaluation.suite import EvaluationSuite
-    from hf_pretrain.models.loading import load_saved_tokenizer
+    from hf_pretrain.models.loading import check_vocabulary, load_saved_tokenizer
     from hf_pretrain.utils.atomic import write_json
     from hf_pretrain.utils.facts import Facts
 
@@ -208,6 +208,7 @@ def run(spec: StageSpec) -> None:
     rates = {}
     for name in dict.fromkeys([*options.models, *long_models]):
         model = _load_model(spec, name, options.untrained_source)
+        check_vocabulary(model, suite.tokenizer, f"models: {name}")
         suite.score(name, model, by_source=name in options.models, by_position=name in long_models)
         if options.memorisation is not None and name in options.models:
             lengths = (options.memorisation.prefix_tokens, options.memorisation.continuation_tokens)

@@ -42,11 +42,12 @@ def check(spec: StageSpec) -> None:
     _options(spec)
 
 
-def run(spec: StageSpec) -> None:
+def run(spec: StageSpec, effect_checks: bool = True) -> None:
     """Trains in the stage's folder and records the facts.
 
     Args:
         spec (`StageSpec`): The stage.
+        effect_checks (`bool`, *optional*, defaults to `True`): `False` skips them whatever the stage's file says.
 
     Raises:
         UserError: If corpus or model are missing or do not fit.
@@ -56,6 +57,7 @@ def run(spec: StageSpec) -> None:
     from hf_pretrain.trainer.stage_run import StageRun
 
     options, args = _options(spec)
+    options.effect_checks &= effect_checks
     corpus = spec.resolve(options.corpus)
     if not isinstance(corpus, Path):
         raise UserError(f"corpus = {options.corpus}; there is no such stage or folder.")
@@ -105,6 +107,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="save a checkpoint and stop after e.g. 3h50m, with exit code 143 as at SIGTERM; the same command goes on",
     )
+    parser.add_argument(
+        "--no-effect-checks", action="store_true", help="do not prove every switch before the first update"
+    )
     beside = parser.add_mutually_exclusive_group()
     beside.add_argument(
         "--control",
@@ -149,7 +154,13 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         `int`: The exit code.
     """
-    code = stage_main("pretrain", run, argv, _add_arguments, _beside)
+    chosen = {}
+
+    def beside(spec: StageSpec, arguments: argparse.Namespace) -> bool:
+        chosen["effect_checks"] = not arguments.no_effect_checks
+        return _beside(spec, arguments)
+
+    code = stage_main("pretrain", lambda spec: run(spec, **chosen), argv, _add_arguments, beside)
     # A process that ends with its group open is killed by it (gloo), and the launcher reports a failure.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -267,11 +267,15 @@ def build_trainer(
         `SFTTrainer`: Ready for `train()`.
 
     Raises:
-        UserError: If packed rows would see each other, or packing would lose tokens.
+        UserError: If packed rows would see each other, packing would lose tokens, or the model's vocabulary is smaller
+            than the tokenizer's.
     """
     from datasets import Dataset
     from transformers import PrinterCallback
 
+    from hf_pretrain.models.loading import check_vocabulary
+
+    check_vocabulary(model, tokenizer, f"model = {getattr(model, 'name_or_path', '') or type(model).__name__}")
     arguments = dict(options.arguments)
     experts = getattr(model.config.get_text_config(), "num_experts", 0) or 0
     if not experts and hasattr(model.config, "output_router_logits"):

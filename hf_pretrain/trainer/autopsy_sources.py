@@ -170,9 +170,10 @@ def recorded_spikes(stage_dir: str | Path) -> dict[int, list[dict[str, Any]]]:
     for path in complete_checkpoints(stage_dir / "checkpoints").values():
         state = path / "trainer_state.json"
         if state.is_file():
-            saved = read_json(state).get("stateful_callbacks", {}).get("LossSpikeCallback", {})
-            if isinstance(saved, dict):
-                take(saved.get("attributes", {}).get("progress", {}).get("events"))
+            for saved in read_json(state).get("stateful_callbacks", {}).values():
+                progress = saved.get("attributes", {}).get("progress") if isinstance(saved, dict) else None
+                if isinstance(progress, dict):
+                    take(progress.get("events"))
     facts = stage_dir.parent / "facts.json"
     if facts.is_file():
         take(read_json(facts).get("stages", {}).get(stage_dir.name, {}).get("spikes"))

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hf_pretrain.utils.atomic import write_json, write_text
+from hf_pretrain.utils.atomic import read_json, write_json, write_text
 
 
 FOLDER = "autopsies"
@@ -45,6 +45,32 @@ def write_autopsy(stage_dir: str | Path, report: dict[str, Any]) -> Path:
     markdown = path.with_suffix(".md")
     write_text(markdown, autopsy_markdown(report))
     return markdown
+
+
+def autopsy_summaries(stage_dir: str | Path) -> list[dict[str, Any]]:
+    """Lists a stage's autopsies, for its facts.
+
+    Args:
+        stage_dir (`str` or `Path`): The stage's folder.
+
+    Returns:
+        `list[dict[str, Any]]`: `step`, `verdict`, `lines`, `file` (relative to the stage's folder) and the worst
+        `document` of each, by step.
+    """
+    found = []
+    for path in (Path(stage_dir) / FOLDER).glob("step-*.json"):
+        report = read_json(path)
+        worst = next(iter(report["documents"]), None)
+        found.append(
+            {
+                "step": report["step"],
+                "verdict": report["verdict"]["kind"],
+                "lines": report["verdict"]["lines"],
+                "file": f"{FOLDER}/{path.stem}.md",
+                **({"document": f"{worst['source']} {worst['document']}"} if worst else {}),
+            }
+        )
+    return sorted(found, key=lambda one: one["step"])
 
 
 def escape_markdown(text: Any) -> str:

@@ -44,6 +44,10 @@ class StageOptions:
         anneal_mixture (`dict[str, float]`, *optional*): Shares of the last part of the run.
         packing (`str`, *optional*, defaults to `"concat"`): How documents share rows: `"concat"` cuts the line of all
             tokens into windows, `"best_fit"` keeps documents whole where they fit.
+        effect_checks (`bool`, *optional*, defaults to `True`): Whether every switch proves itself before the first
+            update.
+        pure_bf16 (`bool`, *optional*, defaults to `False`): Keep the weights themselves in bf16, without fp32 master
+            weights; small updates are then lost.
         datasets (`list[DatasetEntry]`, *optional*): The sources of the training data; by default those of the corpus.
     """
 
@@ -53,6 +57,8 @@ class StageOptions:
     mixture: dict[str, Any] | None = None
     anneal_mixture: dict[str, float] | None = None
     packing: Literal["concat", "best_fit"] = "concat"
+    effect_checks: bool = True
+    pure_bf16: bool = False
     datasets: list[DatasetEntry] = field(default_factory=list)
     training: dict[str, Any] = field(default_factory=dict)
 

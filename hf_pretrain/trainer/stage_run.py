@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 import hf_pretrain.models  # noqa: F401  (registers Strata with the Auto classes)
 from hf_pretrain.callbacks.annealing_mix import anneal_start_step
+from hf_pretrain.callbacks.effect_checks import EffectChecksCallback
 from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
 from hf_pretrain.callbacks.throughput import ThroughputCallback
 from hf_pretrain.data.mixture import MixtureDataset, WindowDataset
@@ -28,9 +29,11 @@ from hf_pretrain.models.loading import load_saved_tokenizer
 from hf_pretrain.optim.schedules import lr_lambda
 from hf_pretrain.planning.closed_loop import plan_stage
 from hf_pretrain.planning.head_memory import head_memory
+from hf_pretrain.trainer.autopsy_text import autopsy_summaries
 from hf_pretrain.trainer.checkpoint import latest_complete_checkpoint
 from hf_pretrain.trainer.dataset_keys import open_entry
 from hf_pretrain.trainer.effective_data import effective_data
+from hf_pretrain.trainer.precision import PrecisionCallback, to_pure_bf16
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
 from hf_pretrain.trainer.rewind_journal import Rewind
@@ -244,6 +247,8 @@ class StageRun:
             if source.num_windows(args.seq_length)
         }
         self.model = self._make_model(options, start)
+        if options.pure_bf16:
+            to_pure_bf16(self.model)
         self.trainer = PretrainTrainer(
             self.model,
             args,
@@ -251,6 +256,10 @@ class StageRun:
             eval_dataset=self.held_out or None,
             processing_class=self.tokenizer,
             anneal_weights=options.anneal_mixture,
+            callbacks=[
+                PrecisionCallback(options.pure_bf16),
+                EffectChecksCallback(options.effect_checks, options.pure_bf16),
+            ],
         )
         if args.continue_optimizer:
             self.trainer.optimizer_checkpoint = optimizer_checkpoint(Path(start or ""))
@@ -437,6 +446,9 @@ class StageRun:
             "throughput": throughput_facts(self.trainer.find_callback(ThroughputCallback), steps),
             "spikes": _all_spikes(spikes, self.trainer.recovery.rewinds),
             "rewinds": self.trainer.recovery.facts(),
+            "autopsies": autopsy_summaries(self.stage_dir),
+            "precision": self.trainer.find_callback(PrecisionCallback).audit,
+            "effect_checks": self.trainer.find_callback(EffectChecksCallback).found,
             "router": _router_facts(last),
             "empty_steps": self.trainer.num_empty_steps,
             "processes": args.world_size,

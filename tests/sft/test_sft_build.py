@@ -187,3 +187,8 @@ def test_generation_learns_where_a_turn_ends(tokenizer, encoded, tmp_path):
 def test_bad_arguments_raise(arguments, message):
     with pytest.raises(UserError, match=message):
         check_arguments(arguments, "5_sft.yaml")
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(tokenizer, encoded, tmp_path):
+    with pytest.raises(UserError, match=rf"vocabulary has {len(tokenizer) - 2} ids, the tokenizer gives ids up to"):
+        build_trainer(tiny_llama(len(tokenizer) - 2), tokenizer, encoded, tmp_path, options())
