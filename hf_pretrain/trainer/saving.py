@@ -19,6 +19,7 @@ from transformers.trainer_callback import ExportableState
 
 from hf_pretrain.trainer.checkpoint import publish_checkpoint, rotate_checkpoints, staging_folder
 from hf_pretrain.trainer.optimizing import OptimizerMixin
+from hf_pretrain.trainer.precision import dtype_name, run_precision
 from hf_pretrain.trainer.resume_rules import settings_of
 from hf_pretrain.utils.errors import UserError
 
@@ -200,6 +201,7 @@ class SavingMixin(OptimizerMixin):
             **self._data_state.to_json(self.train_dataset, self.state.global_step),
             "settings": settings_of(self.args),
             "rewarm": None if self._choice.rewarm is None else vars(self._choice.rewarm),
+            "precision": dtype_name(run_precision(self.args, self.model)),
             "num_empty_steps": self.num_empty_steps,
             "num_rewinds": len(self.recovery.rewinds),
         }

@@ -260,6 +260,7 @@ class StageRun:
                 PrecisionCallback(options.pure_bf16),
                 EffectChecksCallback(options.effect_checks, options.pure_bf16),
             ],
+            async_save=options.async_save,
         )
         if args.continue_optimizer:
             self.trainer.optimizer_checkpoint = optimizer_checkpoint(Path(start or ""))
