@@ -49,7 +49,7 @@ CONFIG = {
     "global_batch_size": BATCH,
     "per_device_train_batch_size": BATCH,
     "train_tokens": STEPS * BATCH * LENGTH,
-    "learning_rate": 3e-3,
+    "learning_rate": 1.5e-3,
     "warmup_steps": 5,
     "decay_fraction": 0.0,
     "logging_steps": 1,
