@@ -154,6 +154,13 @@ def final_weights(run: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
+def spikes_of(run: Path) -> list[dict[str, Any]]:
+    """The spikes in the stage's facts."""
+    path = run / "facts.json"
+    facts = json.loads(path.read_text())["stages"].get(STAGE, {}) if path.is_file() else {}
+    return facts.get("spikes", [])
+
+
 def held_out(run: Path) -> float:
     """The mean held-out loss at the end; NaN without one."""
     path = run / "facts.json"

@@ -149,10 +149,11 @@ class Faults:
         """A fault that must be seen as a spike, undone by a rewind, and explained."""
         run = runs.copy_run(self.base, f"run{len(self.rows)}")
         code, line = runs.train(self.config, run, prepare(run))
-        rewinds, loss = runs.rewinds_of(run), runs.held_out(run)
-        seen = ", ".join(dict.fromkeys(event["kind"] for one in rewinds for event in one["spikes"])) or "nothing"
-        seen += f" at step {rewinds[0]['spike_step']}" if rewinds else f": {line}"
-        back = "; ".join(f"back to {one['to_step']}" for one in rewinds) or "-"
+        rewinds, loss, events = runs.rewinds_of(run), runs.held_out(run), runs.spikes_of(run)
+        first = min((event["step"] for event in events), default=None)
+        kinds = dict.fromkeys(event["kind"] for event in events if event["step"] == first)
+        seen = f"{', '.join(kinds)} at step {first}" if events else f"nothing: {line[:60]}"
+        back = "; ".join(f"back to {one['to_step']}" for one in rewinds) or "update skipped"
         verdict = runs.autopsy_verdict(run) or "none"
         self._add(name, seen, back, code, loss, code == 0 and abs(loss - self.loss) < 0.15, verdict, expected)
         shutil.rmtree(run)
@@ -180,8 +181,8 @@ class Faults:
         again = code if code == 0 else runs.train(self.config, run, None, *more)[0]
         same = again == 0 and runs.final_weights(run) == self.clean
         what = "went on" if code == 0 else "stopped; went on when started again"
-        said = words if named else line[:60]
-        self._add(name, said, what, code, runs.held_out(run), same and code == expected_code, said, words)
+        said = (words or "nothing") if named else line[:60]
+        self._add(name, said, what, code, runs.held_out(run), same and code == expected_code, said, words or "nothing")
         shutil.rmtree(run)
 
     def _add(
