@@ -25,6 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_pretrain.callbacks.log_lines import unwrap
+from hf_pretrain.data.streaming import StreamingMixture
 from hf_pretrain.losses.liger_seam import LigerSeam
 from hf_pretrain.losses.objective import CausalLMObjective
 from hf_pretrain.utils.errors import UserError
@@ -467,6 +468,9 @@ class EffectChecksCallback(TrainerCallback):
 
 def _is_packed(dataset: Any) -> bool:
     """Whether rows come with positions, which restart at documents."""
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        # A look at a row would use it up; accelerate may have wrapped the stream.
+        return isinstance(getattr(dataset, "dataset", dataset), StreamingMixture)
     if dataset is None or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or not len(dataset):
         return False
     row = dataset[0]
