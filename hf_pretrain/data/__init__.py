@@ -35,6 +35,12 @@ dataset = MixtureDataset(sources, schedule, seq_length=64, seed=0)
 dataset[3]["source_index"], dataset[3]["input_ids"].shape
 ```
 
+In a stock `Trainer` the order holds with `train_sampling_strategy="sequential"`, and documents stay apart with the
+collator and the guard:
+
+    Trainer(model, args, train_dataset=dataset, data_collator=PretrainDataCollator(),
+            callbacks=[PackedDocumentsCallback()])
+
 Data that cannot be mapped (a stream from elsewhere, tokenised on the way) goes through `StreamingMixture`: the same
 schedule and rows, windows in the stream's own order, exact resume. It cannot jump: without a `state_dict` of the
 stream a resume reads up to where it stands, and with worker processes it always does.

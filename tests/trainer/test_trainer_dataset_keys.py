@@ -1,11 +1,15 @@
 """`datasets` as TRL writes it, the alignment handbook's names, and what is wrong with either."""
 
+import logging
+
 import datasets
 import pytest
 from test_trainer_stage_options import check
 from testing_utils import markov_documents, random_documents, write_token_folder
+from tiny_training import memory_source
 
 from hf_pretrain.trainer.dataset_keys import DatasetEntry, open_entry
+from hf_pretrain.trainer.stage_run import make_mixture
 from hf_pretrain.utils.errors import UserError
 
 
@@ -101,3 +105,19 @@ def test_sources_are_found_wherever_they_lie(tmp_path):
     open_ended.save_to_disk(str(tmp_path / "open"))
     with pytest.raises(UserError, match="ends with the id 3, not with the end-of-text id 0"):
         open_entry(DatasetEntry(str(tmp_path / "open")), tokenizer)
+
+
+def test_weights_that_do_not_sum_to_one_are_said_and_caps_of_other_sources_wait(caplog):
+    sources = [memory_source(name, 80, number) for number, name in enumerate("abc")]
+    options, args = check(mixture={"a": 3.0, "b": 1.0}, max_epochs={"a": 50, "c": 1})
+    with caplog.at_level(logging.WARNING, "hf_pretrain"):
+        dataset = make_mixture(options, args, sources)
+    assert "the weights of phase stable sum to 4; shares are taken of that sum" in caplog.text
+    assert dataset.schedule.shares() == {"a": 0.75, "b": 0.25}
+    options, args = check(mixture={"a": 1.0}, max_epochs={"aa": 50})
+    with pytest.raises(UserError, match="max_epochs: Unknown source 'aa'"):
+        make_mixture(options, args, sources)
+    caplog.clear()
+    options, args = check(mixture={"a": 0.1, "b": 0.2, "c": 0.7})
+    make_mixture(options, args, sources)
+    assert "sum to" not in caplog.text
