@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hf_pretrain.corpus.config_filters import FilterConfig, PIIConfig
-from hf_pretrain.corpus.config_ingest import ExtractionConfig, LanguageConfig, SampleConfig, SourceConfig
+from hf_pretrain.corpus.config_ingest import (
+    ExtractionConfig,
+    LanguageConfig,
+    SampleConfig,
+    SourceConfig,
+    UrlConfig,
+)
 from hf_pretrain.corpus.contamination.index import ContaminationSettings
 from hf_pretrain.corpus.contamination.report import BenchmarkConfig
 from hf_pretrain.corpus.dedup.minhash import MinhashConfig
@@ -96,6 +102,7 @@ class CorpusConfig:
         benchmarks (`list[BenchmarkConfig]`, *optional*): Benchmarks whose items must not be in the corpus.
         instructions (`list[InstructionConfig]`, *optional*): Instruction data for the SFT stage.
         sample (`SampleConfig`, *optional*): The sample crawl.
+        urls (`UrlConfig`, *optional*): Pages dropped by their address.
         extraction (`ExtractionConfig`, *optional*): HTML to text.
         language (`LanguageConfig`, *optional*): Language identification.
         filters (`FilterConfig`, *optional*): Rules of quality.
@@ -115,6 +122,7 @@ class CorpusConfig:
     benchmarks: list[BenchmarkConfig] = field(default_factory=list)
     instructions: list[InstructionConfig] = field(default_factory=list)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    urls: UrlConfig = field(default_factory=UrlConfig)
     extraction: ExtractionConfig = field(default_factory=ExtractionConfig)
     language: LanguageConfig = field(default_factory=LanguageConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)

@@ -45,9 +45,11 @@ from hf_pretrain.corpus.filters.profiles import load_profiles, profile_settings
 from hf_pretrain.corpus.funnel import Counted, ReasonCapture, build_funnel, empty_row, merge_rows
 from hf_pretrain.corpus.ingest.extraction import build_extractor
 from hf_pretrain.corpus.ingest.language import LanguageStep
+from hf_pretrain.corpus.ingest.language_detectors import detector_identity
 from hf_pretrain.corpus.ingest.listing import list_files
 from hf_pretrain.corpus.ingest.sample import build_sample
 from hf_pretrain.corpus.ingest.sources import build_reader, resolve_source
+from hf_pretrain.corpus.ingest.urls import OfflineUrlFilter
 from hf_pretrain.corpus.scoring import ScoringStep, scoring_steps
 from hf_pretrain.corpus.shards.tokenizer import load_tokenizer, sample_texts, save_tokenizer, train_tokenizer
 from hf_pretrain.corpus.shards.writing import write_token_shards
@@ -187,7 +189,13 @@ class _CorpusBuilder:
         inputs: list[Any] = [self.sample] if self.sample else []
         listing = [file for source in config.sources if source.reads_files for file in list_files(source)]
         inputs.append([[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in listing])
-        settings = [config.sources, config.extraction, config.language]
+        settings = [
+            config.sources,
+            config.urls,
+            config.extraction,
+            config.language,
+            detector_identity(config.language),
+        ]
 
         def work(folder: Path) -> dict[str, Any]:
             rows: list[dict[str, Any]] = []
@@ -197,6 +205,8 @@ class _CorpusBuilder:
                     continue
                 resolved = resolve_source(source, self._sample_dir)
                 blocks: list[tuple[str, PipelineStep]] = []
+                if config.urls.enabled:
+                    blocks.append(("url", OfflineUrlFilter(config.urls)))
                 if resolved.kind == "warc":
                     blocks.append(("extract", build_extractor(config.extraction)))
                 blocks.append(("language", LanguageStep(config.language, domains)))

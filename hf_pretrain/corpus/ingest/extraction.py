@@ -17,6 +17,7 @@ from datatrove.pipeline.base import PipelineStep
 from datatrove.utils.typeshelper import StatHints
 
 from hf_pretrain.corpus.config_ingest import ExtractionConfig
+from hf_pretrain.corpus.ingest.cpu_limit import CpuTimeout, cpu_limit
 from hf_pretrain.utils.optional import require
 
 
@@ -71,7 +72,8 @@ class HtmlExtractor(PipelineStep):
     """
     Base of the extractors: size limits, counts, licence, and what to do with a page that gives no text.
 
-    Dropped pages leave the reasons `too_large`, `too_deep`, `parse_error`, `empty`, `too_short`. The page's size stays
+    Dropped pages leave the reasons `too_large`, `too_deep`, `parse_error`, `cpu_time`, `empty`,
+    `too_short`. The page's size stays
     in `metadata["html_bytes"]`.
 
     Args:
@@ -109,6 +111,8 @@ class HtmlExtractor(PipelineStep):
             text = self.extract(data.decode()).strip()
         except (ValueError, RuntimeError, RecursionError):
             return "", "parse_error"
+        except CpuTimeout:
+            return "", "cpu_time"
         if not text:
             return "", "empty"
         return text, "too_short" if len(text) < self.config.min_chars else None
@@ -192,7 +196,8 @@ class TrafilaturaExtractor(HtmlExtractor):
             `str`: its text, `""` where there is none.
         """
         trafilatura = require("trafilatura", "corpus", "extraction by trafilatura")
-        return trafilatura.extract(html, favor_precision=True, include_comments=False, deduplicate=False) or ""
+        with cpu_limit(self.config.cpu_seconds):
+            return trafilatura.extract(html, favor_precision=True, include_comments=False, deduplicate=False) or ""
 
 
 def build_extractor(config: ExtractionConfig, exclusion_writer: DiskWriter | None = None) -> HtmlExtractor:

@@ -1,20 +1,18 @@
-"""Language identification by the model that the package py3langid ships; nothing is downloaded at run time.
+"""Language identification by a model that a package ships; nothing is downloaded at run time.
 
 The detector sees the first `max_chars` characters with line breaks replaced by spaces: enough for a sure answer, and a
-long document costs no more than a short one. Its score is a probability over 140 languages (softmax at temperature
-sqrt(bytes)).
+long document costs no more than a short one.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from datatrove.pipeline.filters.base_filter import BaseFilter
 
 from hf_pretrain.corpus.config_ingest import LanguageConfig
 from hf_pretrain.corpus.ingest.language_codes import canonical_language, known_language
-from hf_pretrain.utils.optional import require
+from hf_pretrain.corpus.ingest.language_detectors import Detector, load_detector
 
 
 if TYPE_CHECKING:
@@ -22,19 +20,14 @@ if TYPE_CHECKING:
     from datatrove.pipeline.writers.disk_base import DiskWriter
 
 
-@lru_cache(maxsize=1)
-def _identifier():
-    langid = require("py3langid.langid", "corpus", "language identification")
-    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
-
-
-def detect_language(text: str, max_chars: int = 2000) -> tuple[str, float]:
+def detect_language(text: str, max_chars: int = 2000, detector: Detector | None = None) -> tuple[str, float]:
     """
     Name the language of a text.
 
     Args:
         text (`str`): The text.
         max_chars (`int`, *optional*, defaults to 2000): Characters looked at.
+        detector (`Callable`, *optional*): One of [`load_detector`]; py3langid by default.
 
     Returns:
         `tuple[str, float]`: canonical code and probability in [0, 1]; `("und", 0.0)` for a text without a letter.
@@ -42,8 +35,10 @@ def detect_language(text: str, max_chars: int = 2000) -> tuple[str, float]:
     head = " ".join(text[: 2 * max_chars].split())[:max_chars]
     if not any(map(str.isalpha, head)):
         return "und", 0.0
-    code, score = _identifier().classify(head)
-    return known_language(code) or code, float(score)
+    if not head.isascii():
+        head = head.encode("utf-8", "ignore").decode()  # detectors refuse lone surrogates
+    code, score = (detector or load_detector(LanguageConfig()))(head)
+    return known_language(code) or code, score
 
 
 class LanguageStep(BaseFilter):
@@ -77,6 +72,10 @@ class LanguageStep(BaseFilter):
         kept = frozenset(canonical_language(code) for code in self.config.keep)
         self.keep = kept | self.routes.keys() if kept else kept
         self.min_scores = {canonical_language(code): score for code, score in self.config.min_scores.items()}
+        self._detector: Detector | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_detector": None}
 
     def filter(self, doc: Document) -> bool | tuple[bool, str]:
         """
@@ -93,7 +92,9 @@ class LanguageStep(BaseFilter):
         if not doc.text.strip():
             return False, "language_empty"
         declared = doc.metadata.get("language")
-        code, score = detect_language(doc.text, self.config.max_chars)
+        if self._detector is None:  # loaded by the process that uses it: models cannot be pickled
+            self._detector = load_detector(self.config)
+        code, score = detect_language(doc.text, self.config.max_chars, self._detector)
         doc.metadata["language"], doc.metadata["language_score"] = code, round(score, 4)
         if declared and known_language(declared) != code:
             doc.metadata["language_declared"] = declared
