@@ -9,6 +9,7 @@ across documents (trafilatura#778).
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from abc import abstractmethod
 from typing import TYPE_CHECKING
@@ -196,6 +197,7 @@ class TrafilaturaExtractor(HtmlExtractor):
             `str`: its text, `""` where there is none.
         """
         trafilatura = require("trafilatura", "corpus", "extraction by trafilatura")
+        logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # it reports every page without text
         with cpu_limit(self.config.cpu_seconds):
             return trafilatura.extract(html, favor_precision=True, include_comments=False, deduplicate=False) or ""
 
