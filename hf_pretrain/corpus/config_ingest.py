@@ -72,9 +72,6 @@ class SourceConfig:
             Longest document accepted, as stored (HTML bytes for `"warc"`).
         max_documents (`int`, *optional*):
             Stop after this many documents of one task; all by default.
-        languages (`list[str]`, *optional*):
-            Languages to keep of this source, in place of `language.keep`. Two sources of one path and different
-            languages route a crawl into a source a language.
         options (`dict`, *optional*, defaults to `{}`):
             Settings of the kind, see `hf_pretrain.corpus.config_sources`.
     """
@@ -106,7 +103,6 @@ class SourceConfig:
     on_bad_file: Literal["error", "skip"] = "error"
     max_document_bytes: int = 50_000_000
     max_documents: int | None = None
-    languages: list[str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,12 +113,6 @@ class SourceConfig:
         options_of(self.kind, self.options, f"{where}.options")
         if self.language is not None:
             canonical_language(self.language)
-        for code in self.languages or ():
-            canonical_language(code)
-        if self.languages == []:
-            raise UserError(
-                f"{where}.languages is empty; name languages, or leave it out to keep those of language.keep"
-            )
         _choice(f"{where}.on_bad_row", self.on_bad_row, ("error", "skip"))
         _choice(f"{where}.on_bad_file", self.on_bad_file, ("error", "skip"))
         _at_least(f"{where}.max_document_bytes", self.max_document_bytes, 1)

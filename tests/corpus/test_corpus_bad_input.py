@@ -157,20 +157,3 @@ def test_rows_left_out_by_rule_stand_in_the_funnel(tmp_path):
     assert (read["documents_in"], read["documents_out"]) == (61, 59)
     removed = {reason: counts["documents"] for reason, counts in read["removed"].items()}
     assert removed == {"skipped_no_solution": 1, "bad_row_not_json": 1}
-
-
-def test_one_crawl_routed_into_a_source_a_language(tmp_path):
-    english = "<p>The committee will meet again on day {0} to discuss the results {0} with all members. {1}</p>"
-    french = "<p>Le conseil se r\u00e9unira le jour {0} pour discuter du r\u00e9sultat {0} avec tous. {1}</p>"
-    pages = [
-        Page(f"https://example.org/{n}", "<html>" + (english, french)[n % 2].format(n, "x" * n) + "</html>")
-        for n in range(60)
-    ]
-    write_warc(tmp_path / "x.warc.gz", pages, "test")
-    mapping = corpus_of(tmp_path / "x.warc.gz", "warc", domain="code")
-    (source,) = mapping.pop("sources")
-    mapping["sources"] = [{**source, "name": f"web-{code}", "languages": [code]} for code in ("en", "fra")]
-    mapping["language"] = {"skip_domains": []}
-    facts = build_corpus(build(CorpusConfig, mapping, "test"), tmp_path / "out")
-    languages = {name: list(found["languages"]) for name, found in facts["sources"].items()}
-    assert languages == {"web-en": ["en"], "web-fra": ["fr"]}
