@@ -4,10 +4,10 @@
 - `loss_spike.py`: `LossSpikeCallback(action="log" | "skip_update" | "stop")`; the arithmetic is in `detector.py`.
 - `router_health.py`: `RouterHealthCallback()`: load, entropy, dead experts of Strata, with a collapse alarm.
 - `fused_kernels.py`: `FusedKernelsCallback()`: Liger's kernels while training, with a report.
-- `throughput.py`: `ThroughputCallback()`: tokens per second, MFU with its convention.
+- `throughput.py`: `ThroughputCallback()`: tokens per second, MFU with its convention, goodput and what it lost.
 - `annealing_mix.py`: `AnnealingMixCallback(...)`: moves the mixture when the learning rate decays.
 - `data_ledger.py`: `DataLedgerCallback()`: tokens and epochs per source.
-- `preemption.py`: `PreemptionCallback()`: a signal saves and stops cleanly.
+- `preemption.py`: `PreemptionCallback()`: a signal, or the end of `max_runtime`, saves and stops cleanly.
 - `progress.py`: `TrainingProgressCallback()`: progress on a terminal or in a log.
 
 What they share: constructors take JSON scalars and refuse bad values at once; they bind in `on_train_begin`, undo what

@@ -82,13 +82,20 @@ def publish_checkpoint(path: str | Path, run_id: str, **extra: Any) -> None:
         files.append({"name": name, "size": file.stat().st_size, "sha256": sha256_file(file)})
     manifest = {"schema": SCHEMA, "step": checkpoint_step(path), "run_id": run_id, **extra, "files": files}
     write_json(staging / MANIFEST_FILE, manifest)
+    # A file's content is on disk now; its name is only when the folder that lists it is.
+    for folder in [*(item for item in staging.rglob("*") if item.is_dir()), staging]:
+        _flush_folder(folder)
     retired = path.parent / f".{path.name}.old"
     shutil.rmtree(retired, ignore_errors=True)
     if path.exists():
         os.replace(path, retired)
     os.replace(staging, path)
     shutil.rmtree(retired, ignore_errors=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

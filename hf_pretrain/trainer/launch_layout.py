@@ -51,3 +51,26 @@ def check_layout(environment: Mapping[str, str]) -> None:
             f"parallelism_config: dp_replicate_size {sizes['dp_replicate']} with tp_size {sizes['tp']} and cp_size "
             f"{sizes['cp']}; these go with sharded copies only: set dp_shard_size above 1"
         )
+
+
+def check_stage_layout(environment: Mapping[str, str]) -> None:
+    """Refuses a launch that needs a model loaded by a plan, which a recipe's stage does not do.
+
+    A stage builds its model whole and saves checkpoints that can be resumed. Tensor and expert parallelism need one
+    that was loaded in parts, and transformers' Trainer writes no resumable checkpoint for such a model.
+
+    Args:
+        environment (`Mapping[str, str]`): The environment of the process.
+
+    Raises:
+        UserError: If the launch asks for tensor parallelism.
+    """
+    if environment.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() not in ("true", "1"):
+        return
+    size = environment.get("PARALLELISM_CONFIG_TP_SIZE", "1")
+    if size != "1":
+        raise UserError(
+            f"parallelism_config_tp_size = {size}; a stage builds its model whole, and its checkpoints could not be "
+            "resumed: use fsdp2.yaml, or load the model with DistributedConfig in a script of your own and hand it to "
+            "PretrainTrainer with save_only_model or save_strategy: 'no'"
+        )

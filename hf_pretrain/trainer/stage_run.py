@@ -5,6 +5,7 @@ Used by `scripts/pretrain.py`. Everything here runs on all processes alike; only
 
 import logging
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from hf_pretrain.trainer.autopsy_text import autopsy_summaries
 from hf_pretrain.trainer.checkpoint import latest_complete_checkpoint
 from hf_pretrain.trainer.dataset_keys import open_entry
 from hf_pretrain.trainer.effective_data import effective_data
+from hf_pretrain.trainer.launch_layout import check_stage_layout
 from hf_pretrain.trainer.precision import PrecisionCallback, to_pure_bf16
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.pretrain_trainer import PretrainTrainer
@@ -234,6 +236,7 @@ class StageRun:
         corpus: Path,
         start: Path | str | None = None,
     ) -> None:
+        check_stage_layout(os.environ)
         self.args = args
         self.stage_dir = stage_dir
         # The progress line says what is going on; bars of the library would break it.

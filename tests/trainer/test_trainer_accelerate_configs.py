@@ -10,7 +10,7 @@ from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 from tiny_training import arguments
 
-from hf_pretrain.trainer.launch_layout import check_layout
+from hf_pretrain.trainer.launch_layout import check_layout, check_stage_layout
 from hf_pretrain.utils.errors import UserError
 
 
@@ -88,3 +88,11 @@ def test_it_stops_before_the_first_step(tmp_path, monkeypatch):
         monkeypatch.setenv(key, value)
     with pytest.raises(UserError, match="tp_size 2 = 2, but 1 process"):
         arguments(tmp_path)
+
+
+def test_a_stage_refuses_what_needs_a_model_loaded_by_a_plan():
+    on = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
+    with pytest.raises(UserError, match="parallelism_config_tp_size = 2; a stage builds its model whole"):
+        check_stage_layout({**on, "PARALLELISM_CONFIG_TP_SIZE": "2"})
+    check_stage_layout({**on, "PARALLELISM_CONFIG_DP_SHARD_SIZE": "8", "PARALLELISM_CONFIG_TP_SIZE": "1"})
+    check_stage_layout({"PARALLELISM_CONFIG_TP_SIZE": "2"})
