@@ -10,7 +10,7 @@ Trainer).
 | `pretrain_trainer.py` | `PretrainTrainer(Trainer)`: order, schedule, held-out loss by tokens, records |
 | `optimizing.py` | `optim: muon`, `stable_adamw`; `clipping: norm`, `zclip`, `adagc`; their state in checkpoints |
 | `saving.py` | a checkpoint at once, or by a thread from a copy in host memory (`async_save`) |
-| `launch_layout.py` | the sizes that `accelerate launch` asked for multiply to the processes; what a stage cannot run |
+| `launch_layout.py` | the sizes of a launch multiply to the processes; what a stage cannot run |
 | `default_callbacks.py` | the callbacks a configuration asks for |
 | `checkpoint.py` | atomic checkpoints with a manifest, the newest complete one, rotation |
 | `resume_rules.py` | what a resumed run must share, what may change, a second warm-up |
@@ -35,14 +35,15 @@ trainer.train()  # and after an interrupt: trainer.train(resume_from_checkpoint=
 
 Optimizers. `optim: muon` trains every matrix of the blocks by Muon, each expert of a bank by itself, and the rest by
 AdamW at the same rate. `clipping` bounds gradients by what is usual in the run. The logged norm is always the one
-before, and what a clipping has learnt is in every checkpoint. Another optimizer, clipping or schedule at a resume is an
-error unless `resume_changes` names it.
+before, and what a clipping has learnt is in every checkpoint. Another optimizer, clipping or schedule at a resume is
+an error unless `resume_changes` names it.
 
-The end of a job. SIGTERM, SIGUSR1, Ctrl-C and `max_runtime` (`hf-pretrain pretrain --max-runtime 3h50m`) finish the step,
-save a complete checkpoint and end with exit code 143, 138, 130 and 143; the same command goes on. `async_save: true`
-(a key of the stage, an argument of `PretrainTrainer`) makes a save as long as a copy to host memory; it needs room for
-one more model and optimizer there, an error of the thread stops the run at the next step, and `train()` waits for the
-last file.
+The end of a job. SIGTERM, SIGUSR1, Ctrl-C and `max_runtime` (`hf-pretrain pretrain --max-runtime 3h50m`) finish the
+step, save a complete checkpoint and end with exit code 143, 138, 130 and 143; the same command goes on.
+
+`async_save: true` (a key of the stage, an argument of `PretrainTrainer`) makes a save as long as a copy to host
+memory. It needs room there for one more model and optimizer. An error of the thread stops the run at the next step,
+and `train()` waits for the last file.
 
 Spikes. `spike_action="rewind"` makes `train()` a loop: at a spike the update is dropped, everything is restored from
 the newest complete checkpoint before it (one of the start is always made), and the samples from there through the
