@@ -265,3 +265,18 @@ def test_accelerate_launch_works_as_it_stands(tmp_path):
     returned, output = launch([*command, "-m", "hf_pretrain.scripts.pretrain", "--config", path], run)
     assert returned == 0, output
     assert facts(run, "2_pretrain")["data"]["steps"] == 1
+
+
+def test_a_job_with_a_time_limit_goes_on_in_the_next_one(tmp_path, capsys):
+    keys = {"optim": "muon", "optim_args": "momentum=0.9", "clipping": "zclip", "async_save": True}
+    stage = {"model": MODEL, "mixture": MIXTURE, "train_tokens": 4 * 256, **keys}
+    run, (path,) = write_recipe(tmp_path, s2_pretrain=stage)
+    assert pretrain.main(["--config", path, "--max-runtime", "0.001s"]) == 143
+    assert "a checkpoint is saved" in capsys.readouterr().err
+    assert [item.name for item in (run / "2_pretrain" / "checkpoints").glob("checkpoint-*")] == ["checkpoint-1"]
+    assert pretrain.main(["--config", path, "--max-runtime", "1h"]) == 0
+    found = facts(run, "2_pretrain")
+    assert found["data"]["steps"] == 4 and 0 < found["throughput"]["goodput"] < 1
+    assert found["throughput"]["lost_seconds"]["saves"] > 0 and found["throughput"]["lost_seconds"]["rewinds"] == 0
+    assert pretrain.main(["--config", path, "--max-runtime", "soon"]) == 2
+    assert "--max-runtime = 'soon'; a duration such as 3h50m" in capsys.readouterr().err
