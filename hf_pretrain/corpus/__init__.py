@@ -3,10 +3,12 @@
 Read `pipeline.py` first (the order of the work), then `config.py` (everything a recipe may say). The rooms inside:
 
 * `ingest/`: readers, HTML extraction, language; the sample crawl that needs no Hub.
-* `filters/`: rules of quality, personal data.
+* `filters/`: rules of quality, language profiles, classifiers of quality and toxicity, personal data.
 * `dedup/`: exact duplicates, near-duplicates with verified similarity.
 * `contamination/`: benchmark items found in documents, and the report.
 * `shards/`: tokenizer, token shards with provenance, validation split, long documents.
+
+`scoring` puts the classifiers into the order of the work; `README.md` has what was measured on real data.
 
 Shared by them: `word_hashes` (what a word is, for n-grams), `documents` (JSONL between steps), `stage` (a step is a
 folder, complete or absent, named by its fingerprint), `funnel` (what each stage removed and why; the sums must

@@ -41,7 +41,7 @@ def own_texts() -> list[str]:
     """Prose and code of the standard library."""
     texts = list(pydoc_data.topics.topics.values())
     for name in sorted(sys.stdlib_module_names):
-        if name.startswith("_") or name in ("antigravity", "this", "idlelib", "turtledemo"):
+        if name.startswith("_") or name in ("antigravity", "this", "typing", "idlelib", "turtledemo"):
             continue
         try:
             module = pkgutil.resolve_name(name)

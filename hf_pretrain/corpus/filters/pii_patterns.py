@@ -115,7 +115,7 @@ _KEY_BLOCK = re.compile(
     r"|(?:\s*(?:[A-Za-z0-9+/=]{16,}|[A-Za-z-]+: [^\n]*))+)"
 )
 _ASSIGNED = re.compile(
-    r"(?i:\b[\w-]{0,32}(?:api[_-]?key|secret|token|passwd|password|access[_-]?key|client[_-]?secret|auth|credential)s?"
+    r"(?i:(?:api[_-]?key|secret|token|passwd|password|access[_-]?key|client[_-]?secret|auth|credential)s?"
     r"[\w-]{0,16}[\"']?\s{0,3}(?::|=|=>|:=)\s{0,3}[\"']?|\bBearer )([A-Za-z0-9+/_.~=-]{16,512})(?![A-Za-z0-9+/_~-])"
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
