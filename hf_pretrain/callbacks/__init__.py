@@ -2,6 +2,7 @@
 
 - `z_loss.py`: `ZLossCallback(coef=1e-4)`: z-loss on any causal LM; logs `ce_loss`, `z_loss`, `lse_mean`, `lse_max`.
 - `loss_spike.py`: `LossSpikeCallback(action="log" | "skip_update" | "stop")`; the arithmetic is in `detector.py`.
+- `effect_checks.py`: `EffectChecksCallback()`: every switch proves itself before the first update, or it is an error.
 - `router_health.py`: `RouterHealthCallback()`: load, entropy, dead experts of Strata, with a collapse alarm.
 - `fused_kernels.py`: `FusedKernelsCallback()`: Liger's kernels while training, with a report.
 - `throughput.py`: `ThroughputCallback()`: tokens per second, MFU with its convention, goodput and what it lost.

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import DataCollatorWithFlattening, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_pretrain.callbacks.log_lines import unwrap
-from hf_pretrain.data.streaming import StreamingMixture
+from hf_pretrain.data.collator import PretrainDataCollator
 from hf_pretrain.losses.liger_seam import LigerSeam
 from hf_pretrain.losses.objective import CausalLMObjective
 from hf_pretrain.utils.errors import UserError
@@ -413,7 +413,8 @@ def _nothing_changes(model: torch.nn.Module) -> Iterator[None]:
 class EffectChecksCallback(TrainerCallback):
     """Makes the checks of [`check_effects`] once, before the first update, in any Trainer.
 
-    Put it after the callbacks whose effect it checks. `found` holds what each check found.
+    `found` holds what each check found. Documents are checked where the collator packs them (ours, or transformers'
+    `DataCollatorWithFlattening`).
 
     Args:
         enabled (`bool`, *optional*, defaults to `True`): Whether to check at all.
@@ -457,8 +458,8 @@ class EffectChecksCallback(TrainerCallback):
             return
         self._done = True
         model = unwrap(kwargs["model"])
-        dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
-        self.found = check_effects(model, getattr(args, "z_loss_coef", None), _is_packed(dataset), self.pure_bf16)
+        packed = _is_packed(kwargs.get("train_dataloader"))
+        self.found = check_effects(model, getattr(args, "z_loss_coef", None), packed, self.pure_bf16)
         acting = [name.replace("_", " ") for name, text in self.found.items() if text == "acts"]
         logger.info("Effect checks: %s act", ", ".join(acting))
         for name, text in self.found.items():
@@ -466,12 +467,8 @@ class EffectChecksCallback(TrainerCallback):
                 logger.info("Effect checks: %s %s", name.replace("_", " "), text)
 
 
-def _is_packed(dataset: Any) -> bool:
-    """Whether rows come with positions, which restart at documents."""
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        # A look at a row would use it up; accelerate may have wrapped the stream.
-        return isinstance(getattr(dataset, "dataset", dataset), StreamingMixture)
-    if dataset is None or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or not len(dataset):
-        return False
-    row = dataset[0]
-    return hasattr(row, "keys") and "position_ids" in row
+def _is_packed(loader: Any) -> bool:
+    """Whether batches come with positions that restart at documents; no row is read to know it."""
+    collator = getattr(loader, "collate_fn", None)
+    collator = getattr(collator, "data_collator", collator)  # the Trainer wraps it to drop columns
+    return isinstance(collator, PretrainDataCollator | DataCollatorWithFlattening)

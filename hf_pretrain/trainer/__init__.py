@@ -22,6 +22,11 @@ Trainer).
 | `run_lock.py`, `checkpoint_fit.py` | one writer a folder; a checkpoint is of this model |
 | `dataset_keys.py` | `datasets` as TRL and the alignment handbook write it |
 | `effective_data.py` | what repeated tokens are worth |
+| `verdict.py` | what caused a spike, as a pure function of what was measured |
+| `batch_probe.py` | a batch read again at given weights, without a trace in the model |
+| `autopsy.py` | the autopsy put together; `autopsy_sources.py`: from a run or its folder |
+| `autopsy_callback.py`, `autopsy_text.py` | one at each spike; as JSON and Markdown |
+| `precision.py` | which number has which type in this run; bf16 weights only where asked for |
 | `stages.py` | the model and the moments a stage starts from |
 
 ```python
@@ -53,4 +58,16 @@ more out, then halves the learning rate; after three attempts, or `max_rewinds` 
 done; it is written before anything else changes, so a run that is killed at any moment goes on from the checkpoint it
 went back to, with the same samples left out. After `skip_update` weights, moments and the optimizer's step count are
 bit by bit as before; the learning rate is a function of the step and moves on.
+
+Autopsies. At each spike, while weights and batch are exactly those of the step, the batch is read again at these
+weights and at the newest checkpoint's, in fp32 and in the run's precision, beside the batch before it;
+`autopsies/step-N.md` and `.json` rank its documents, list gradient norms by layer and the routers, and give a verdict:
+bad data (this batch alone is high), numerics (weights that no update made, high only in half precision, or a value
+that does not come again), learning rate (above the schedule, or all batches are high now and were not before), or
+unknown. `hf-pretrain autopsy RUN --step N` does the same from the folder and says which weights it found.
+
+Precision. Weights, moments and sums over processes are fp32, products bf16 with `bf16: true`. A model whose weights
+are half precision is refused; `pure_bf16: true` in a stage's file, or `PrecisionCallback(pure_bf16=True)`, asks for
+it, and then the share of weights that the first update did not move is logged. `effect_checks: false`, or
+`hf-pretrain pretrain --no-effect-checks`, leaves out the checks of `callbacks/effect_checks.py`.
 """

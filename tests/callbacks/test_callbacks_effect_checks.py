@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from stock_training import Rows, lines, make_trainer, tiny_llama, tiny_strata
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import DataCollatorWithFlattening, MixtralConfig, MixtralForCausalLM
 
 from hf_pretrain.callbacks.effect_checks import EffectChecksCallback, check_effects
 from hf_pretrain.callbacks.z_loss import ZLossCallback
 from hf_pretrain.losses.objective import CausalLMObjective
+from hf_pretrain.models.strata.configuration_strata import PRESETS, StrataConfig
+from hf_pretrain.models.strata.modeling_strata import StrataForCausalLM
 from hf_pretrain.utils.errors import UserError
 
 
@@ -237,18 +239,51 @@ def test_in_a_stock_trainer_nothing_is_different(tmp_path):
 
 
 def test_in_a_stock_trainer_the_fault_comes_before_the_first_update(tmp_path):
-    class Packed(Rows):
-        def __getitem__(self, index):
-            return {**super().__getitem__(index), "position_ids": torch.arange(10) % 5}
-
     model = tiny_strata()
     model.config.scoring_func = "sigmoid"
     before = copy.deepcopy(model.state_dict())
-    trainer = make_trainer(tmp_path, model, [EffectChecksCallback()], rows=Packed())
+    trainer = make_trainer(tmp_path, model, [EffectChecksCallback()])
     with pytest.raises(UserError, match="scoring_func = 'sigmoid'; nothing reads it"):
         trainer.train()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert trainer.state.global_step == 0
-    off = make_trainer(tmp_path, model, [EffectChecksCallback(enabled=False)], rows=Packed(), steps=1)
+    off = make_trainer(tmp_path, model, [EffectChecksCallback(enabled=False)], steps=1)
     off.train()
     assert off.state.global_step == 1
+
+
+def test_no_row_of_the_data_is_read_and_packing_is_seen_by_the_collator(tmp_path):
+    class Counted(Rows):
+        asked = 0
+
+        def __getitem__(self, index):
+            self.asked += 1
+            return super().__getitem__(index)
+
+    rows, checks = Counted(), EffectChecksCallback()
+    make_trainer(tmp_path, tiny_strata(), [checks], rows=rows, steps=1, batch=4).train()
+    assert rows.asked <= 8 and checks.found["document_mask"] == "not asked for"
+    model = tiny_llama()
+    rows = [{"input_ids": list(range(1, 6)), "labels": list(range(1, 6))} for _ in range(16)]
+    made = make_trainer(tmp_path, model, [checks], rows=rows, steps=1)
+    made.data_collator = DataCollatorWithFlattening()
+    made.train()
+    assert checks.found["document_mask"] == "acts"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_preset_asks_for_what_does_nothing(preset):
+    small = {"vocab_size": 64, "hidden_size": 16, "head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    widths = {"intermediate_size": 16, "moe_intermediate_size": 8, "num_hidden_layers": 3}
+    options = {key: value for key, value in {**small, **widths}.items() if key in PRESETS[preset] or key in small}
+    torch.manual_seed(0)
+    found = check_effects(StrataForCausalLM(StrataConfig(**{**PRESETS[preset], **options})))
+    assert found["config_keys"] == found["rope"] == "acts"
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear", "ntk", "llama3"])
+def test_a_longer_context_acts(kind):
+    model = tiny_strata()
+    more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    model.extend_context(4.0, kind, **more)
+    assert check_effects(model)["rope"] == "acts"

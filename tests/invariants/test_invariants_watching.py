@@ -1,5 +1,11 @@
 """Looking changes nothing: a run with effect checks, precision audit and autopsies is the run without, bit for bit."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_training import equal_weights, tiny_llama, tiny_strata, trainer, weights
@@ -77,3 +83,26 @@ def test_autopsies_change_nothing(tmp_path, name):
     assert not without.find_callback(Always).written
     assert equal_weights(weights(with_them), weights(without))
     assert lines(with_them) == lines(without)
+
+
+@pytest.mark.slow
+def test_two_processes_look_alike_and_change_nothing(tmp_path):
+    worker = Path(__file__).with_name("watching_worker.py")
+    paths = os.pathsep.join(str(path) for path in (worker.parents[2], worker.parents[1]))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    finished = subprocess.run(
+        [*command, str(worker), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first["watched"]["checks"] == second["watched"]["checks"]
+    assert first["watched"]["checks"]["load_balance"] == "acts"
+    assert (first["watched"]["written"], second["watched"]["written"]) == ([3], [])
+    assert first["watched"]["losses"] == first["blind"]["losses"]
+    for rank in range(2):
+        watched, blind = (
+            torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=True) for name in ("watched", "blind")
+        )
+        assert equal_weights(watched, blind)
+    assert first["broken"] == second["broken"] and "nothing reads it" in first["broken"]
