@@ -70,7 +70,7 @@ def arguments(folder: Path | str, steps: int = 6, **options: Any) -> PretrainCon
 
 
 def trainer(folder: Path | str, model: Any = None, steps: int = 6, **options: Any) -> PretrainTrainer:
-    own = ("train_dataset", "eval_dataset", "anneal_weights", "callbacks", "compute_metrics")
+    own = ("train_dataset", "eval_dataset", "anneal_weights", "async_save", "callbacks", "compute_metrics")
     parts = {name: options.pop(name) for name in own if name in options}
     parts.setdefault("train_dataset", tiny_mixture(steps))
     return PretrainTrainer(model or tiny_llama(), arguments(folder, steps, **options), **parts)
