@@ -1,7 +1,8 @@
 """The room of `TrainerCallback`s: one file, one callback. All work in a stock `transformers.Trainer`.
 
 - `z_loss.py`: `ZLossCallback(coef=1e-4)`: z-loss on any causal LM; logs `ce_loss`, `z_loss`, `lse_mean`, `lse_max`.
-- `loss_spike.py`: `LossSpikeCallback(action="log" | "skip_update" | "stop")`; the arithmetic is in `detector.py`.
+- `loss_spike.py`: `LossSpikeCallback(action="log" | "skip_update" | "stop")`: loss, gradient norm, largest logsumexp
+  (with `ZLossCallback`); the arithmetic is in `detector.py`. Going back is `PretrainTrainer`'s: `trainer/recovery.py`.
 - `effect_checks.py`: `EffectChecksCallback()`: every switch proves itself before the first update, or it is an error.
 - `router_health.py`: `RouterHealthCallback()`: load, entropy, dead experts of Strata, with a collapse alarm.
 - `fused_kernels.py`: `FusedKernelsCallback()`: Liger's kernels while training, with a report.

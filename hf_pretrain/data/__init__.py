@@ -62,5 +62,6 @@ step then holds the *positions* `[(s - 1) * B, s * B)`; `Skips.sample_at(positio
     trainer.train(checkpoint)  # made at or before step `first - 1`
 
 The trainer joins the dataset's ranges with those of the checkpoint and of `data_order.json`, so a later resume leaves
-out the same, and refuses ranges that reach into samples the checkpoint was trained on.
+out the same, and refuses ranges that reach into samples the checkpoint was trained on. `spike_action: rewind` does all
+of this by itself (`trainer/recovery.py`).
 """

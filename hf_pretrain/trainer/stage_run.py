@@ -346,7 +346,7 @@ class StageRun:
         if spikes is not None and spikes.stopped_at is not None:
             raise TrainingStopped(
                 f"training stopped at the spike of step {spikes.stopped_at} (spike_action: {self.args.spike_action}); "
-                f"the last good checkpoint is {latest_complete_checkpoint(self.args.output_dir)}"
+                f"the last good checkpoint is {latest_complete_checkpoint(self.args.output_dir) or 'none, too early'}"
             )
         end = self._score()
         self._save_model()
@@ -464,7 +464,8 @@ class StageRun:
 def _all_spikes(callback: LossSpikeCallback | None, rewinds: list[Rewind]) -> list[dict[str, Any]]:
     """The spikes of the run, those of steps that were taken back too, of which the checkpoints know nothing."""
     events = [event for rewind in rewinds for event in rewind.spikes]
-    return [*events, *(event for event in (callback.events if callback else []) if event not in events)]
+    events += [event for event in (callback.events if callback else []) if event not in events]
+    return sorted(events, key=lambda event: event["step"])
 
 
 def _router_facts(line: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from hf_pretrain.callbacks.detector import SpikeDetector, spike_flags, spike_score
+from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
 from hf_pretrain.utils.errors import UserError
 
 
@@ -120,6 +121,26 @@ def test_a_spike_is_seen_though_the_loss_still_falls():
     assert verdict.z_score == pytest.approx((high - verdict.mean) / verdict.std)
     with pytest.raises(UserError, match="short_min_rise = -1"):
         SpikeDetector(short_min_rise=-1)
+
+
+def test_curves_of_published_shapes():
+    """No false alarm and no miss above 0.5 nats; a million steps of more shapes in benchmarks/chaos.py."""
+    generator = random.Random(3)
+    power = [1.8 + 9.0 * (1 + step) ** -0.35 for step in range(4000)]
+    shapes = {
+        "decay": [value - 0.25 * max(0.0, step / 800 - 4) ** 0.5 for step, value in enumerate(power)],
+        "mixtures": [value - 0.15 * (step // 1000 % 2) for step, value in enumerate(power)],
+        "drift": [value + 0.1 * math.sin(step / 500) for step, value in enumerate(power)],
+    }
+    for name, shape in shapes.items():
+        curve = [value + 0.02 * generator.gauss(0, 1) for value in shape]
+        detector = LossSpikeCallback().detector
+        assert not any(detector.observe(one).is_spike for one in curve), name
+        detector = LossSpikeCallback().detector
+        verdicts = [
+            detector.observe(one + 0.55 * (step % 50 == 49 and step >= 128)).is_spike for step, one in enumerate(curve)
+        ]
+        assert [step for step, flag in enumerate(verdicts) if flag] == list(range(149, 4000, 50)), name
 
 
 def test_bad_options():
