@@ -129,7 +129,7 @@ def test_curves_of_published_shapes():
     power = [1.8 + 9.0 * (1 + step) ** -0.35 for step in range(4000)]
     shapes = {
         "decay": [value - 0.25 * max(0.0, step / 800 - 4) ** 0.5 for step, value in enumerate(power)],
-        "mixtures": [value - 0.15 * (step // 1000 % 2) for step, value in enumerate(power)],
+        "mixtures": [value - 0.06 * (step // 1000 % 2) for step, value in enumerate(power)],
         "drift": [value + 0.1 * math.sin(step / 500) for step, value in enumerate(power)],
     }
     for name, shape in shapes.items():
