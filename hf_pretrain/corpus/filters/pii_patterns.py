@@ -50,7 +50,7 @@ _VERSION_TALK = re.compile(
     r"|newer|introduced|bump\w*|chang\w*)\b[^.\n]{0,40}\Z",
     re.I,
 )
-_IPV4_EXAMPLES = frozenset({"1.2.3.4", "4.3.2.1", "123.123.123.123", "123.45.67.89", "111.22.33.44"})
+_IPV4_EXAMPLES = re.compile(r"1\.2\.3\.\d+|4\.3\.2\.1|123\.123\.123\.123|123\.45\.67\.89|111\.22\.33\.\d+")
 _ADDRESS_AFTER = re.compile(r"(?::\d{2,5}|/\d{1,2})(?![\w.])")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:]|\.\d)")
 _MAC = re.compile(
@@ -222,7 +222,7 @@ def find_ipv4(text: str, public_only: bool = True) -> Iterator[Span]:
             if not _ADDRESS_BEFORE.search(before) or _VERSION_TALK.search(before):
                 continue
         address = ipaddress.ip_address(match[0])
-        if public_only and (not address.is_global or address.is_multicast or match[0] in _IPV4_EXAMPLES):
+        if public_only and (not address.is_global or address.is_multicast or _IPV4_EXAMPLES.fullmatch(match[0])):
             continue
         yield match.span()
 
