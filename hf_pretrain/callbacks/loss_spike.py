@@ -253,7 +253,8 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         if not spikes:
             self._consecutive = 0
             return
-        self._record(state.global_step + 1, spikes)
+        action = self._action_for(spikes)
+        self._record(state.global_step + 1, spikes, action)
         if self.on_spike is not None:
             self.on_spike(state.global_step + 1)
         self._consecutive += 1
@@ -261,12 +262,16 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
             return
         kwargs["optimizer"].zero_grad()
         self.skipped_last_step = True
-        self._after_skip(state.global_step + 1, control)
+        self._after_skip(state.global_step + 1, control, action)
 
-    def _after_skip(self, step: int, control: TrainerControl) -> None:
+    def _action_for(self, spikes: list[tuple[str, float, SpikeVerdict]]) -> str:
+        """What is done about these spikes of one step."""
+        return self.action
+
+    def _after_skip(self, step: int, control: TrainerControl, action: str) -> None:
         """Stops the training where the action says so, or where nothing is learnt any more."""
-        if self.action == "stop" or self._consecutive >= self.max_consecutive:
-            why = "action is 'stop'" if self.action == "stop" else f"{self._consecutive} steps in a row were skipped"
+        if action == "stop" or self._consecutive >= self.max_consecutive:
+            why = "action is 'stop'" if action == "stop" else f"{self._consecutive} steps in a row were skipped"
             logger.error("Training stops before update %d: %s.", step, why)
             self.stopped_at = step
             control.should_training_stop = True
@@ -304,7 +309,7 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         lse_value = math.nan if any(map(math.isnan, tops)) else max(tops, default=None)
         return (loss_value if any(row[3] for row in rows) else None), norm_value, lse_value
 
-    def _record(self, step: int, spikes: list[tuple[str, float, SpikeVerdict]]) -> None:
+    def _record(self, step: int, spikes: list[tuple[str, float, SpikeVerdict]], action: str) -> None:
         """Counts the step once and notes what was seen in it."""
         self.num_spikes += 1
         for kind, value, verdict in spikes:
@@ -315,7 +320,7 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
                 "z_score": verdict.z_score if math.isfinite(verdict.z_score) else None,
                 "mean": verdict.mean if math.isfinite(verdict.mean) else None,
                 "std": verdict.std,
-                "action": self.action,
+                "action": action,
             }
             if len(self.events) < _MAX_EVENTS:
                 self.events.append(event)
@@ -326,7 +331,7 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
                 f"{value:.4g}",
                 verdict.z_score,
                 verdict.mean,
-                self.action,
+                action,
             )
 
     # ---- log and end ----
@@ -354,7 +359,7 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
             value = float(logs["loss"])
             verdict = self.detector.observe(value)
             if verdict.is_spike:
-                self._record(state.global_step, [("loss", value, verdict)])
+                self._record(state.global_step, [("loss", value, verdict)], self.action)
         score = self.num_spikes / self.num_steps if self.num_steps else 0.0
         add_to_line(logs, state, {"spike/loss_score": score, "spike/count": self.num_spikes})
 

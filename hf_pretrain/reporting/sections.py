@@ -339,6 +339,14 @@ def _stage_table(stages: dict[str, dict[str, Any]]) -> list[Block]:
     if any(speed.get("mfu") is not None for speed in used):
         shown = ", ".join(f"{name} {number(facts['throughput'].get('mfu'))}" for name, facts in stages.items())
         blocks.append(Block("note", f"Model FLOPs utilisation: {shown} ({used[0].get('flop_convention', '')})."))
+    for name, facts in stages.items():
+        speed = facts.get("throughput", {})
+        if speed.get("goodput") is not None and speed.get("lost_seconds"):
+            lost = ", ".join(f"{kind} {duration(value)}" for kind, value in speed["lost_seconds"].items() if value)
+            share = f"{100 * speed['goodput']:.1f}"
+            blocks.append(
+                Block("note", f"Goodput of {name}: {share} % of its time went to steps; lost to {lost or 'nothing'}.")
+            )
     return blocks
 
 

@@ -41,6 +41,7 @@ _DISK_FULL_WORDS = (
     "PytorchStreamWriter failed writing",
     ". unexpected pos ",
 )
+_WORKER_DIED = "a data loader worker was killed, mostly for want of memory"
 _DISK_FULL = "the disk is full; free some space and run the same command again: it goes on where it stopped."
 
 
@@ -305,6 +306,8 @@ def _environment_problem(error: BaseException | None) -> str | None:
                 return f"{error.filename}: {error.strerror}; choose another folder."
         if any(words in str(error) for words in _DISK_FULL_WORDS):
             return _DISK_FULL
+        if "DataLoader worker" in str(error):
+            return f"{_WORKER_DIED}: lower dataloader_num_workers, and run the same command again: it goes on."
         error = error.__cause__ or error.__context__
     return None
 

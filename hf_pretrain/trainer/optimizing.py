@@ -165,6 +165,14 @@ class OptimizerMixin(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
+        self.save_clipping(output_dir)
+
+    def save_clipping(self, output_dir: str | Path) -> None:
+        """Writes what the clipping has learnt, if it has.
+
+        Args:
+            output_dir (`str` or `Path`): Folder of the checkpoint.
+        """
         if self._clipper is not None and self.args.should_save:
             write_json(Path(output_dir) / CLIPPING_FILE, {"clipping": self.args.clipping, **self._clipper.state()})
 

@@ -78,7 +78,8 @@ class PretrainConfig(TrainingArguments):
         spike_action (`str`, *optional*, defaults to `"log"`):
             What happens at a spike of the loss, the gradient norm or the largest logsumexp: `"off"`, `"log"`,
             `"skip_update"` (weights, moments and the optimizer's step stay, the learning rate moves on), `"stop"`, or
-            `"rewind"` (back to a checkpoint before it, and on with other data).
+            `"rewind"` (back to a checkpoint before it, and on with other data; where the gradient norm alone spikes,
+            the update is skipped).
         spike_threshold (`float`, *optional*, defaults to 6.0):
             Standard deviations above the mean of accepted losses that make a spike.
         spike_window (`int`, *optional*, defaults to 128):

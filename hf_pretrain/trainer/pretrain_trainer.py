@@ -7,9 +7,7 @@ change nothing, the log and the data order on disk (`run_log`, `data.order`), an
 for (`default_callbacks`), and the way back from a loss spike (`recovery`). The training loop itself is the Trainer's.
 """
 
-import contextlib
 import logging
-import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState, PrinterCallback
+from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_pretrain.callbacks.data_ledger import DataLedgerCallback
@@ -37,10 +35,7 @@ from hf_pretrain.trainer.checkpoint import (
     checkpoint_step,
     discard_staging,
     latest_complete_checkpoint,
-    publish_checkpoint,
     read_manifest,
-    rotate_checkpoints,
-    staging_folder,
     why_incomplete,
 )
 from hf_pretrain.trainer.checkpoint_fit import check_fits
@@ -50,8 +45,7 @@ from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.effective_data import effective_data, log_effective_data
 from hf_pretrain.trainer.held_out import HeldOutTotals
 from hf_pretrain.trainer.loaders import RankSlice, make_loader, prepare_loader, sampler_of
-from hf_pretrain.trainer.optimizing import OptimizerMixin
-from hf_pretrain.trainer.precision import PrecisionCallback, check_precision, dtype_name, run_precision, sum_in_fp32
+from hf_pretrain.trainer.precision import PrecisionCallback, check_precision, sum_in_fp32
 from hf_pretrain.trainer.pretrain_config import PretrainConfig
 from hf_pretrain.trainer.recovery import Recovery, check_rewind, with_rewinds
 from hf_pretrain.trainer.resume_rules import (
@@ -62,11 +56,11 @@ from hf_pretrain.trainer.resume_rules import (
     group_settings,
     lr_with_rewarm,
     refresh_rates,
-    settings_of,
 )
 from hf_pretrain.trainer.run_lock import hold_folder, make_folder
 from hf_pretrain.trainer.run_log import RunLog
 from hf_pretrain.trainer.run_records import RunRecords
+from hf_pretrain.trainer.saving import SavingMixin
 from hf_pretrain.trainer.stages import load_moments, load_strictly
 from hf_pretrain.utils.errors import UserError
 
@@ -74,7 +68,7 @@ from hf_pretrain.utils.errors import UserError
 logger = logging.getLogger(__name__)
 
 
-class PretrainTrainer(OptimizerMixin):
+class PretrainTrainer(SavingMixin):
     """A `Trainer` for pretraining.
 
     Args:
@@ -88,6 +82,8 @@ class PretrainTrainer(OptimizerMixin):
         anneal_weights (`Mapping[str, float]`, *optional*): Mixture of the last part of the run.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks. One of a class that the configuration would
             add takes its place.
+        async_save (`bool`, *optional*, defaults to `False`): Whether a thread writes checkpoints from a copy in host
+            memory while training goes on.
         **kwargs: Other arguments of `Trainer`.
 
     Raises:
@@ -111,6 +107,7 @@ class PretrainTrainer(OptimizerMixin):
         processing_class: Any = None,
         anneal_weights: Mapping[str, float] | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        async_save: bool = False,
         **kwargs: Any,
     ) -> None:
         if not isinstance(args, PretrainConfig):
@@ -153,6 +150,8 @@ class PretrainTrainer(OptimizerMixin):
         self._given_mixture = getattr(train_dataset, "requested_schedule", None)
         self._choice = ResumeChoice()
         self.run_id = ""
+        self.async_save = async_save
+        self.check_async_save()
         self.recovery = Recovery(self)
         self._log_is_open = False
         self._byte_lengths: torch.Tensor | None = None
@@ -211,6 +210,7 @@ class PretrainTrainer(OptimizerMixin):
             preemption = self.find_callback(PreemptionCallback)
             if preemption is not None:
                 preemption.restore_handlers()
+            self.writer.wait()
 
     @property
     def interrupted_by(self) -> int | None:
@@ -504,67 +504,6 @@ class PretrainTrainer(OptimizerMixin):
             self.run_log.restart(self.state.log_history)
 
     # ---- checkpoints ----
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.recovery.spike_step is not None:
-            return  # this step is taken back
-        target = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        staging = staging_folder(target)
-        if self.is_world_process_zero():
-            shutil.rmtree(staging, ignore_errors=True)
-            staging.mkdir(parents=True)
-        self.accelerator.wait_for_everyone()
-        self.store_flos()
-        try:
-            self.save_model(str(staging), _internal_call=True)
-            if not self.args.save_only_model:
-                self._save_optimizer_and_scheduler(str(staging))
-                self._save_scaler(str(staging))
-                self._save_rng_state(str(staging))
-            if self.args.should_save:
-                self._collect_callback_states()
-                if self.state.best_global_step:
-                    best = target.parent / f"checkpoint-{self.state.best_global_step}"
-                    if best == target or best.exists():
-                        self.state.best_model_checkpoint = str(best)
-                self.state.save_to_json(str(staging / "trainer_state.json"))
-            self.accelerator.wait_for_everyone()
-            if self.is_world_process_zero():
-                publish_checkpoint(
-                    target,
-                    self.run_id,
-                    **self._data_state.to_json(self.train_dataset, self.state.global_step),
-                    settings=settings_of(self.args),
-                    rewarm=None if self._choice.rewarm is None else vars(self._choice.rewarm),
-                    precision=dtype_name(run_precision(self.args, self.model)),
-                    num_empty_steps=self.num_empty_steps,
-                    num_rewinds=len(self.recovery.rewinds),
-                )
-        except BaseException:
-            # The older checkpoints are whole; a half-written one must not take their room on a full disk.
-            with contextlib.suppress(OSError):
-                shutil.rmtree(staging)
-            raise
-        self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(target))
-        if self.is_world_process_zero():
-            protected = [target, self.state.best_model_checkpoint, *self.recovery.protected()]
-            rotate_checkpoints(target.parent, self.run_id, self.args.save_total_limit, protected)
-
-    def _collect_callback_states(self) -> None:
-        states: dict[str, Any] = {}
-        for callback in [*self.callback_handler.callbacks, self.control]:
-            if not isinstance(callback, ExportableState):
-                continue
-            name, state = type(callback).__name__, callback.state()
-            if name not in states:
-                states[name] = state
-            elif isinstance(states[name], list):
-                states[name].append(state)
-            else:
-                states[name] = [states[name], state]
-        self.state.stateful_callbacks = states
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         fresh = group_settings(self.optimizer)

@@ -11,6 +11,9 @@ The same spike again changes the strategy, and after the last one training stops
     attempt 2   the checkpoint before that one, twice as many batches
     attempt 3   one more back, four times as many, and half the learning rate from there on
 
+A step whose gradient norm alone spikes loses its update and no more: dropping it undoes all of it. Three such steps in
+a row are a spike like any other.
+
 A spike is the same until the run is as far behind it as it went back, and at least `rewind_skip_batches`.
 """
 
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from hf_pretrain.callbacks.detector import SpikeVerdict
 from hf_pretrain.callbacks.loss_spike import LossSpikeCallback
 from hf_pretrain.data.mixture import MixtureDataset
 from hf_pretrain.data.order import ORDER_FILE, DataOrder
@@ -54,12 +58,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3
+# Steps in a row whose gradient alone spiked, after which the run goes back.
+MAX_DROPPED = 3
 _LAST_RATE_FACTOR = 0.5
 
 
 class RewindCallback(LossSpikeCallback):
-    """Detects spikes as [`~hf_pretrain.callbacks.loss_spike.LossSpikeCallback`] does; at the first one the update is
-    dropped and training stops, and `PretrainTrainer` goes back. `stopped_at` is the step of the spike.
+    """Detects spikes as [`~hf_pretrain.callbacks.loss_spike.LossSpikeCallback`] does; at the first one of loss or
+    logsumexp the update is dropped and training stops, and `PretrainTrainer` goes back. `stopped_at` is the step of
+    the spike. Where the gradient norm alone spikes, the update is dropped and training goes on.
     """
 
     actions = ("rewind",)
@@ -67,9 +74,14 @@ class RewindCallback(LossSpikeCallback):
     def __init__(self, action: str = "rewind", *args: Any, **kwargs: Any) -> None:
         super().__init__(action, *args, **kwargs)
 
-    def _after_skip(self, step: int, control: TrainerControl) -> None:
-        self.stopped_at = step
-        control.should_training_stop = True
+    def _action_for(self, spikes: list[tuple[str, float, SpikeVerdict]]) -> str:
+        only_gradient = all(kind == "grad_norm" for kind, _, _ in spikes)
+        return "skip_update" if only_gradient and self._consecutive + 1 < MAX_DROPPED else "rewind"
+
+    def _after_skip(self, step: int, control: TrainerControl, action: str) -> None:
+        if action == "rewind":
+            self.stopped_at = step
+            control.should_training_stop = True
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -41,7 +41,7 @@ class RunRecords(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Writes the data order before the first step.
+        """Tells the model that a step begins, and writes the data order before the first.
 
         Args:
             args (`TrainingArguments`): The arguments.
@@ -49,6 +49,9 @@ class RunRecords(TrainerCallback):
             control (`TrainerControl`): The control.
             **kwargs: What the Trainer hands to callbacks.
         """
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        if hasattr(model, "start_optimizer_step"):
+            model.start_optimizer_step()
         # By now every callback has had its say about the mixture.
         if not self._order_is_written:
             self._order_is_written = True
@@ -86,6 +89,7 @@ class RunRecords(TrainerCallback):
             control (`TrainerControl`): The control.
             **kwargs: What the Trainer hands to callbacks.
         """
+        self._trainer.writer.raise_error()
         # A resumed loop counts its own batches from 0; the share of the run that is done comes from the step.
         if isinstance(self._trainer.train_dataset, MixtureDataset):
             state.epoch = state.global_step / state.max_steps

@@ -49,6 +49,8 @@ class StageOptions:
         pure_bf16 (`bool`, *optional*, defaults to `False`): Keep the weights themselves in bf16, without fp32 master
             weights; small updates are then lost.
         datasets (`list[DatasetEntry]`, *optional*): The sources of the training data; by default those of the corpus.
+        async_save (`bool`, *optional*, defaults to `False`): Whether checkpoints are written beside the training,
+            from a copy in host memory.
     """
 
     corpus: str
@@ -60,6 +62,7 @@ class StageOptions:
     effect_checks: bool = True
     pure_bf16: bool = False
     datasets: list[DatasetEntry] = field(default_factory=list)
+    async_save: bool = False
     training: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

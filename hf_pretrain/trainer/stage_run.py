@@ -263,6 +263,7 @@ class StageRun:
                 PrecisionCallback(options.pure_bf16),
                 EffectChecksCallback(options.effect_checks, options.pure_bf16),
             ],
+            async_save=options.async_save,
         )
         if args.continue_optimizer:
             self.trainer.optimizer_checkpoint = optimizer_checkpoint(Path(start or ""))
@@ -446,7 +447,11 @@ class StageRun:
             "loss": {"first": steps[0]["loss"], "last": last["loss"]} if steps else {},
             "held_out": {"begin": begin, "end": end},
             "head_memory": head_facts(self.trainer.accelerator.unwrap_model(self.trainer.model), args),
-            "throughput": throughput_facts(self.trainer.find_callback(ThroughputCallback), steps),
+            "throughput": throughput_facts(
+                self.trainer.find_callback(ThroughputCallback),
+                steps,
+                sum(rewind.spike_step - rewind.to_step for rewind in self.trainer.recovery.rewinds),
+            ),
             "spikes": _all_spikes(spikes, self.trainer.recovery.rewinds),
             "rewinds": self.trainer.recovery.facts(),
             "autopsies": autopsy_summaries(self.stage_dir),
@@ -516,16 +521,20 @@ def head_facts(model: Any, args: PretrainConfig) -> dict[str, Any]:
     return head_memory(tokens, rows, width, dtype, weight, args.device.type).to_dict()
 
 
-def throughput_facts(callback: ThroughputCallback | None, steps: list[dict[str, Any]]) -> dict[str, Any]:
+def throughput_facts(
+    callback: ThroughputCallback | None, steps: list[dict[str, Any]], steps_taken_back: int = 0
+) -> dict[str, Any]:
     """Reads the speed of this process's part of the run, savings and evaluations left out.
 
     Args:
         callback (`ThroughputCallback`, *optional*): The callback that measured it.
         steps (`list[dict]`): Training log lines.
+        steps_taken_back (`int`, *optional*, defaults to 0): Updates that rewinds threw away.
 
     Returns:
-        `dict[str, Any]`: `tokens_per_second` (mean), `seconds`, and the median `mfu` with its convention where it is
-        known.
+        `dict[str, Any]`: `tokens_per_second` (mean) and `seconds` of this process; of the whole run `lost_seconds` by
+        `saves`, `evaluation` and `rewinds` (at the mean time of a step) and `goodput`, the share of its time that
+        went to steps that stayed; the median `mfu` with its convention where it is known.
     """
     if callback is None or not callback.train_seconds:
         return {}
@@ -533,6 +542,11 @@ def throughput_facts(callback: ThroughputCallback | None, steps: list[dict[str, 
         "tokens_per_second": callback.train_tokens / callback.train_seconds,
         "seconds": callback.train_seconds,
     }
+    lost = callback.seconds
+    kept = lost.pop("steps")
+    # Checkpoints hold the seconds up to them, so the steps that were taken back are in no count.
+    lost["rewinds"] = steps_taken_back * kept / steps[-1]["step"] if steps else 0.0
+    facts |= {"goodput": kept / (kept + sum(lost.values())), "lost_seconds": lost}
     utilisation = sorted(entry["mfu"] for entry in steps if "mfu" in entry)
     if utilisation:
         facts["mfu"] = utilisation[len(utilisation) // 2]

@@ -82,3 +82,35 @@ def test_bad_options():
         ThroughputCallback(flop_convention="6nd")
     with pytest.raises(UserError, match="peak_tflops = 0"):
         ThroughputCallback(peak_tflops=0)
+
+
+def test_goodput_and_what_the_rest_was_lost_to(tmp_path):
+    class Slow(TrainerCallback):
+        def on_prediction_step(self, args, state, control, **kwargs):
+            time.sleep(0.2)
+
+    callback = ThroughputCallback()
+    options = {"eval_rows": Rows(8), "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps"}
+    trainer = make_trainer(tmp_path, tiny_llama(), [callback, Slow()], steps=4, save_steps=4, **options)
+    start = time.perf_counter()
+    trainer.train()
+    whole = time.perf_counter() - start
+    spent = callback.seconds
+    assert spent["evaluation"] > 0.4 and spent["saves"] > 0 and spent["steps"] > 0
+    assert sum(spent.values()) < whole
+    assert lines(trainer)[-1]["goodput"] < 1
+    again = ThroughputCallback()
+    again.seconds = callback.state()["attributes"]["seconds"]
+    assert again.seconds == spent
+
+
+def test_a_device_of_a_file_comes_before_the_table(tmp_path):
+    path = tmp_path / "devices.yaml"
+    path.write_text("- {name: cpu, bf16_tflops: 2.0, memory_gb: 16}\n")
+    callback = ThroughputCallback(devices=str(path))
+    trainer = make_trainer(tmp_path, tiny_llama(), [callback], steps=2)
+    trainer.train()
+    flops = training_flops_per_token(trainer.model.config.to_dict(), 10, callback.flop_convention)
+    assert lines(trainer)[-1]["mfu"] == pytest.approx(lines(trainer)[-1]["tokens_per_second"] * flops / 2e12)
+    with pytest.raises(UserError, match="missing"):
+        ThroughputCallback(devices=str(tmp_path / "missing.yaml"))

@@ -422,6 +422,23 @@ def test_global_scope_counts_the_whole_window():
     assert abs(parts[3]["load_balance"] - 1) < max(abs(part["load_balance"] - 1) for part in micro_parts)
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_global_scope_starts_anew_where_gradients_are_filled_with_zeros(told):
+    rows = tokens(4, 16)
+    model = build(balance_scope="global").train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        if told:
+            model.start_optimizer_step()
+        for row in rows:
+            model(input_ids=row[None], labels=row[None], num_items_in_batch=60).loss.backward()
+        # Probabilities of the 64 tokens in each layer; a window that goes on would hold those of the steps before.
+        assert model.model._window_totals[:, :4].sum() == pytest.approx(64 * len(model.model.sparse_layers))
+        if not told:  # what tells steps apart is the update; told, nothing has to
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
 def test_evaluation_loss_is_the_cross_entropy_alone():
     ids = tokens()
     with_terms, without = build(router_aux_loss_coef=1.0), build(router_aux_loss_coef=0.0, router_z_loss_coef=0.0)

@@ -155,6 +155,33 @@ def test_rotation_keeps_what_the_run_went_back_to(tmp_path):
     assert steps_of(tmp_path / "kept") == [19, 23, 24]
 
 
+def test_a_gradient_alone_costs_its_update_and_three_in_a_row_a_rewind(tmp_path):
+    def poisoned(folder, *steps):
+        run = rewinding(tmp_path / folder, [])
+        clip, left = run._clip_grad_norm, list(steps)
+
+        def inf(model):
+            if run.state.global_step + 1 in left:
+                left.remove(run.state.global_step + 1)
+                model.lm_head.weight.grad[0, 0] = float("inf")
+            return clip(model)
+
+        run._clip_grad_norm = inf
+        run.train()
+        return run
+
+    run = poisoned("one", 9, 11)
+    events = run.find_callback(RewindCallback).events
+    assert [(one["step"], one["kind"], one["action"]) for one in events] == [
+        (9, "grad_norm", "skip_update"),
+        (11, "grad_norm", "skip_update"),
+    ]
+    assert run.recovery.rewinds == [] and run.state.global_step == 24
+    assert [int(entry["step"]) for entry in run.optimizer.state_dict()["state"].values()][0] == 22
+    run = poisoned("three", 8, 9, 10)
+    assert [(one.spike_step, one.to_step) for one in run.recovery.rewinds] == [(10, 6)]
+
+
 def test_journal_rules():
     first, second = Rewind(20, 18, (144, 160), 1, 1.0), Rewind(9, 6, (48, 72), 1, 0.5)
     assert abandoned_after([first], 0, 18) is None and abandoned_after([first], 0, 19) == 18

@@ -266,6 +266,8 @@ class StrataModel(StrataPreTrainedModel):
         self._router_totals: torch.Tensor | None = None  # since the last reset, for reports
         self._window_totals: torch.Tensor | None = None  # since the last optimizer step, for bias and global balance
         self._steps_without_update = 0
+        self._step_was_told: bool | None = None  # None: nobody calls `start_optimizer_step`
+        self._gate_version = -1
         self.router_losses: dict[str, torch.Tensor] = {}
         self.post_init()
 
@@ -417,9 +419,7 @@ class StrataModel(StrataPreTrainedModel):
 
     def _accumulate(self, totals: torch.Tensor) -> torch.Tensor:
         """Add one micro-batch to the counters; returns those of the current optimizer step."""
-        # The gradient of a router is None exactly until the first backward of an optimizer step (`zero_grad` sets it
-        # so), which tells a new accumulation window without help from the training loop.
-        first = self.layers[self.sparse_layers[0]].mlp.gate.weight.grad is None
+        first = self._is_first_of_step()
         pending = bool(self.config.router_bias_update_rate)  # the bias update ends the window, not the next backward
         self._steps_without_update += int(first and pending)
         if self._steps_without_update == 100:
@@ -434,6 +434,24 @@ class StrataModel(StrataPreTrainedModel):
             self._window_totals = self._window_totals + totals
         self._router_totals = totals if self._router_totals is None else self._router_totals + totals
         return self._window_totals
+
+    def _is_first_of_step(self) -> bool:
+        if self._step_was_told is not None:
+            first, self._step_was_told = self._step_was_told, False
+            return first
+        # Left alone: a router's gradient is None until the first backward of a step, if `zero_grad` does that; if it
+        # fills in zeros, the update that came before has written to the weight, which its version tells.
+        weight = self.layers[self.sparse_layers[0]].mlp.gate.weight
+        version, self._gate_version = self._gate_version, weight._version
+        return weight.grad is None or weight._version != version
+
+    def start_optimizer_step(self) -> None:
+        """Say that an optimizer step begins: `balance_scope="global"` counts its micro-batches from here.
+
+        A training loop that calls this before the first micro-batch of every step makes the model independent of how
+        gradients are cleared or sharded; without it the model tells steps apart by its router's weight and gradient.
+        """
+        self._step_was_told = True
 
     @property
     def sparse_layers(self) -> list[int]:
@@ -633,6 +651,10 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
     def reset_router_statistics(self) -> None:
         """Start the router counters anew."""
         self.model.reset_router_statistics()
+
+    def start_optimizer_step(self) -> None:
+        """Say that an optimizer step begins; see `StrataModel.start_optimizer_step`."""
+        self.model.start_optimizer_step()
 
     def update_router_bias(self, counts: torch.Tensor | None = None) -> None:
         """Move the loss-free balancing bias; see `StrataModel.update_router_bias`.
