@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export HF_HUB_DISABLE_TELEMETRY = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: install quickstart quickstart-short test test-slow conformance bench quality style card clean help
+.PHONY: install quickstart ladder quickstart-short test test-slow conformance bench quality style card clean help
 
 help:
 	@echo "make quickstart   environment, then the whole recipe $(RECIPE): report and card"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-slow    the tests that take longer"
 	@echo "make conformance  transformers' own test suite on our models (downloads it)"
 	@echo "make bench        tables of ratios against the stock stack"
+	@echo "make ladder       the small runs of recipes/ladder_cpu and the law fitted to them (half an hour)"
 	@echo "make quality      lint and format check;  make style mends them"
 	@echo "make card         model_cards/tiny_cpu.md again, from a fresh run"
 
@@ -61,6 +62,11 @@ quality: install
 style: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Half an hour: the runs, the fit, its charts. The table in the recipe's README is then to be brought up to date.
+ladder: install
+	$(BIN)/hf-pretrain ladder recipes/ladder_cpu --run
+	$(BIN)/hf-pretrain fit runs/ladder_cpu --plot recipes/ladder_cpu --csv recipes/ladder_cpu/points.csv
 
 card: quickstart
 	cp runs/tiny_cpu/7_push/model/README.md model_cards/tiny_cpu.md
