@@ -19,10 +19,10 @@ def plan_section(run: RunData) -> list[Section]:
     """
     plans = run.facts.get("plans", {})
     blocks: list[Block] = []
-    for name, stage in run.stages("pretrain").items():
+    for name in run.stages("pretrain"):
         plan = plans.get(name)
         if plan:
-            blocks += _stage_blocks(run, name, plan, stage)
+            blocks += _stage_blocks(run, name, plan)
     if blocks:
         blocks.append(
             Block(
@@ -36,7 +36,28 @@ def plan_section(run: RunData) -> list[Section]:
     return [Section("plan", "Plan and measured", blocks)]
 
 
-def _stage_blocks(run: RunData, name: str, plan: dict[str, Any], stage: dict[str, Any]) -> list[Block]:
+def held_against_plan(run: RunData, name: str) -> dict[str, Any]:
+    """What a finished stage took beside its plan; recorded as a fact, since the page shows nothing else.
+
+    Args:
+        run (`RunData`): Facts, with the stage's and its plan's, and logs.
+        name (`str`): A pretraining stage with a plan.
+
+    Returns:
+        `dict[str, Any]`: `rows` and `losses`, from [`~hf_pretrain.planning.closed_loop.compare`] and
+        [`~hf_pretrain.planning.closed_loop.compare_losses`].
+    """
+    plan = run.facts["plans"][name]
+    log = next((item for item in run.logs if item.name == name), None)
+    losses: list[dict[str, float | None]] = []
+    if log is not None:
+        places, measured = log.values("ce_loss", "loss")
+        losses = compare_losses(plan, [place - log.offset for place in places], measured)
+    return {"rows": compare(plan, run.facts["stages"][name]), "losses": losses}
+
+
+def _stage_blocks(run: RunData, name: str, plan: dict[str, Any]) -> list[Block]:
+    held = plan.get("held_against") or held_against_plan(run, name)
     rows = [
         [
             row["name"],
@@ -44,21 +65,15 @@ def _stage_blocks(run: RunData, name: str, plan: dict[str, Any], stage: dict[str
             _text(row["measured"], row["unit"]),
             "-" if row["ratio"] is None else f"{row['ratio']:.2f}",
         ]
-        for row in compare(plan, stage)
+        for row in held["rows"]
     ]
     columns = [Column(name), Column("planned", True), Column("measured", True), Column("ratio", True)]
     blocks = [Block("table", table=Table(columns, rows))]
-    log = next((item for item in run.logs if item.name == name), None)
-    if log is not None:
-        places, losses = log.values("ce_loss", "loss")
-        found = compare_losses(plan, [place - log.offset for place in places], losses)
-        if found:
-            law = str(plan.get("law", ""))
-            columns = [Column("tokens", True), Column(f"loss by '{law}'", True), Column("measured", True)]
-            table = Table(
-                columns, [[count(row["tokens"]), number(row["planned"]), number(row["measured"])] for row in found]
-            )
-            blocks.append(Block("table", title=f"Training loss of {name} along its budget", table=table))
+    if held["losses"]:
+        law = str(plan.get("law", ""))
+        columns = [Column("tokens", True), Column(f"loss by '{law}'", True), Column("measured", True)]
+        found = [[count(row["tokens"]), number(row["planned"]), number(row["measured"])] for row in held["losses"]]
+        blocks.append(Block("table", title=f"Training loss of {name} along its budget", table=Table(columns, found)))
     return blocks
 
 

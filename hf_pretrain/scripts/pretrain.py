@@ -74,6 +74,7 @@ def run(spec: StageSpec, effect_checks: bool = True) -> None:
         raise Interrupted(stop, f"interrupted at step {stage.trainer.state.global_step}, a checkpoint is saved")
     if is_main_process():
         Facts(spec.run_dir).record_stage(spec.name, spec.kind, facts)
+        _hold_against_plan(spec)
         first, last = facts["loss"].get("first", math.nan), facts["loss"].get("last", math.nan)
         logger.info("%s: loss %.3f -> %.3f in %d steps", spec.name, first, last, args.max_steps)
     stage.trainer.accelerator.wait_for_everyone()
@@ -84,6 +85,17 @@ def _record_plan(facts: Facts, name: str, stage: "StageRun", resumed: bool) -> N
     plans = facts.load().get("plans", {})
     if not (resumed and name in plans):
         facts.record("plans", {**plans, name: stage.plan()})
+
+
+def _hold_against_plan(spec: StageSpec) -> None:
+    """Records what the stage took beside its plan."""
+    from hf_pretrain.reporting.run_data import load_run
+    from hf_pretrain.reporting.sections_plan import held_against_plan
+
+    run = load_run(spec.run_dir)
+    plans = run.facts["plans"]
+    plan = {**plans[spec.name], "held_against": held_against_plan(run, spec.name)}
+    Facts(spec.run_dir).record("plans", {**plans, spec.name: plan})
 
 
 def _options(spec: StageSpec) -> tuple["StageOptions", "PretrainConfig"]:
