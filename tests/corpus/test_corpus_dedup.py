@@ -14,10 +14,10 @@ from hf_pretrain.corpus.dedup.minhash import (
     bucket_keys_of_texts,
     collision_probability,
 )
+from hf_pretrain.corpus.dedup.pairs import read_pairs
 from hf_pretrain.corpus.dedup.shingles import jaccard, shingle_arrays, shingle_set
 from hf_pretrain.corpus.dedup.steps import ExactDeduplication, NearDuplicateRemoval
 from hf_pretrain.corpus.dedup.verified_clusters import find_near_duplicates
-from hf_pretrain.utils.atomic import read_jsonl
 from hf_pretrain.utils.errors import UserError
 
 
@@ -200,15 +200,15 @@ def documents() -> list[Document]:
 
 
 def test_blocks_write_pairs_and_reasons(tmp_path) -> None:
-    block = ExactDeduplication(["books", "web"], tmp_path / "exact.jsonl")
+    block = ExactDeduplication(["books", "web"], tmp_path / "exact.parquet")
     given = documents()
     out = list(block.run(iter(given)))
     assert [document.id for document in out] == ["d2", "d3", "d5"]
     assert out[0].metadata["duplicates"] == 1
     assert given[3].metadata["filter_reason"] == "empty_text"
-    near = NearDuplicateRemoval(["books", "web"], tmp_path / "near.jsonl", MinhashConfig())
+    near = NearDuplicateRemoval(["books", "web"], tmp_path / "near.parquet", MinhashConfig())
     assert [document.id for document in near.run(iter(out))] == ["d2", "d5"]
-    (pair,) = read_jsonl(tmp_path / "near.jsonl")
+    (pair,) = read_pairs(tmp_path / "near.parquet")
     assert pair == {
         "kept": "d2",
         "kept_source": "books",

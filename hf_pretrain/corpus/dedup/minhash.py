@@ -10,6 +10,7 @@ so that 14 x 8 (FineWeb, arXiv 2406.17557) proposes 92.35 % of the pairs at J = 
 candidate really is a near-duplicate is decided in `verified_clusters`.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,11 @@ class MinhashConfig:
         numbers (`str`, *optional*, defaults to `"keep"`): `"keep"`, or `"mask"` to take all digits as equal.
         max_comparisons (`int`, *optional*, defaults to 64): Most kept documents a document is compared with.
         seed (`int`, *optional*, defaults to 1): Seed of the hash functions.
+        recall (`float`, *optional*): Share of the pairs at the threshold that must be compared. If given, the smallest
+            signature that reaches it is chosen, see [`choose_bands`], and `num_buckets` and `hashes_per_bucket` are
+            set by it.
+        keep_similarity (`float`, *optional*, defaults to 0.5): With `recall`: pairs of this similarity ...
+        keep_rate (`float`, *optional*, defaults to 0.5): ... are compared for nothing at most this often.
     """
 
     enabled: bool = True
@@ -48,6 +54,9 @@ class MinhashConfig:
     numbers: str = "keep"
     max_comparisons: int = 64
     seed: int = 1
+    recall: float | None = None
+    keep_similarity: float = 0.5
+    keep_rate: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("num_buckets", "hashes_per_bucket", "ngram_size", "max_comparisons"):
@@ -59,6 +68,10 @@ class MinhashConfig:
             )
         if self.numbers not in ("keep", "mask"):
             raise UserError(f"minhash.numbers = {self.numbers!r}; 'keep' or 'mask' is allowed.")
+        if self.recall is not None:
+            self.num_buckets, self.hashes_per_bucket = choose_bands(
+                self.similarity_threshold, self.recall, self.keep_similarity, self.keep_rate
+            )
 
 
 def collision_probability(similarity: float, num_buckets: int, hashes_per_bucket: int) -> float:
@@ -73,6 +86,50 @@ def collision_probability(similarity: float, num_buckets: int, hashes_per_bucket
         `float`: `1 - (1 - similarity ** hashes_per_bucket) ** num_buckets`.
     """
     return 1.0 - (1.0 - similarity**hashes_per_bucket) ** num_buckets
+
+
+def choose_bands(
+    duplicate_similarity: float,
+    recall: float,
+    keep_similarity: float = 0.5,
+    keep_rate: float = 0.5,
+    max_hashes: int = 1024,
+) -> tuple[int, int]:
+    """The smallest signature that meets two demands on which pairs are compared.
+
+    Args:
+        duplicate_similarity (`float`): Pairs of this similarity ...
+        recall (`float`): ... are compared with at least this probability.
+        keep_similarity (`float`, *optional*, defaults to 0.5): Pairs of this similarity ...
+        keep_rate (`float`, *optional*, defaults to 0.5): ... are compared with at most this probability.
+        max_hashes (`int`, *optional*, defaults to 1024): Most hash functions of a signature.
+
+    Returns:
+        `tuple[int, int]`: `num_buckets` and `hashes_per_bucket`.
+
+    Raises:
+        UserError: If no signature of that size meets both.
+    """
+    if not 0.0 < keep_similarity < duplicate_similarity <= 1.0 or not 0.0 < keep_rate < recall < 1.0:
+        raise UserError(
+            f"minhash: recall = {recall}, keep_rate = {keep_rate}, keep_similarity = {keep_similarity}, "
+            f"similarity_threshold = {duplicate_similarity}; 0 < keep_rate < recall < 1 and "
+            "0 < keep_similarity < similarity_threshold <= 1 are needed."
+        )
+    best: tuple[int, int, int] | None = None
+    for rows in range(1, 65):
+        agree = duplicate_similarity**rows
+        buckets = 1 if agree >= recall else math.ceil(math.log1p(-recall) / math.log1p(-agree) - 1e-12)
+        if buckets * rows > max_hashes or collision_probability(keep_similarity, buckets, rows) > keep_rate:
+            continue
+        if best is None or buckets * rows < best[0]:
+            best = buckets * rows, buckets, rows
+    if best is None:
+        raise UserError(
+            f"minhash.recall = {recall} at {duplicate_similarity} with keep_rate = {keep_rate} at {keep_similarity}; "
+            f"no signature of up to {max_hashes} hashes does both: ask for less recall or allow more comparisons."
+        )
+    return best[1], best[2]
 
 
 def batches(texts: Sequence[str], indices: Sequence[int] | None = None) -> Iterator[list[int]]:
@@ -109,7 +166,7 @@ class MinhashSigner:
         self.config = config
         count = config.num_buckets * config.hashes_per_bucket
         seeds = mix64(
-            np.arange(1, 2 * count + 1, dtype=np.uint64) + np.uint64(config.seed) * np.uint64(0x9E3779B97F4A7C15)
+            np.arange(1, 2 * count + 1, dtype=np.uint64) + np.uint64((config.seed * 0x9E3779B97F4A7C15) % (1 << 64))
         )
         self._factors = seeds[:count] | np.uint64(1)
         self._offsets = seeds[count:]

@@ -1,43 +1,53 @@
-"""The datatrove blocks of deduplication, over documents that fit into memory.
+"""Deduplication of documents that fit into memory, as datatrove blocks of one task each; see `stages` for more.
 
-Both see all documents of all sources at once, so they run as one task. Dropped documents carry their reason; pairs are
-written as (kept, removed, similarity).
+Dropped documents carry their reason; pairs are written as (kept, removed, similarity).
 """
 
-import json
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from datatrove.data import Document, DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 from datatrove.utils.typeshelper import StatHints
 
-from hf_pretrain.corpus.dedup.exact import find_exact_duplicates, survivor_order, text_key
+from hf_pretrain.corpus.dedup.index import DedupIndex
+from hf_pretrain.corpus.dedup.keep import KeepFacts, KeepOrder, KeepPolicy, keep_facts
+from hf_pretrain.corpus.dedup.methods import DedupMethod, ExactText, Minhash
 from hf_pretrain.corpus.dedup.minhash import MinhashConfig
-from hf_pretrain.corpus.dedup.verified_clusters import RemovedPair, find_near_duplicates
+from hf_pretrain.corpus.dedup.pairs import write_pairs
+from hf_pretrain.corpus.dedup.stage_files import FeatureReader, document_batches
+from hf_pretrain.corpus.dedup.verified_clusters import RemovedPair, remove_duplicates, shared_buckets
 
 
-class _InMemoryDeduplication(PipelineStep, ABC):
+class MemoryDeduplication(PipelineStep):
+    """Drops the documents that a method finds to repeat a better placed one.
+
+    Args:
+        method (`DedupMethod`): How duplicates are found.
+        source_order (`Sequence[str]`): Source names, most trusted first.
+        pairs_file (`str` or `Path`): Where the pairs go (Parquet).
+        policy (`KeepPolicy`, *optional*): Who stays.
+        index (`str` or `Path`, *optional*): Folder of a [`DedupIndex`]; what resembles a document in it goes.
+        exclusion_writer (`DiskWriter`, *optional*): Takes the dropped documents.
+    """
+
+    name = "Deduplication"
     type = "DEDUP"
 
-    def __init__(self, source_order: Sequence[str], pairs_file: str | Path, exclusion_writer=None) -> None:
+    def __init__(
+        self,
+        method: DedupMethod,
+        source_order: Sequence[str],
+        pairs_file: str | Path,
+        policy: KeepPolicy | None = None,
+        index: str | Path | None = None,
+        exclusion_writer=None,
+    ) -> None:
         super().__init__()
-        self.source_order, self.pairs_file = list(source_order), str(pairs_file)
-        self.exclusion_writer = exclusion_writer
-
-    @abstractmethod
-    def find(self, documents: list[Document], order: list[int]) -> tuple[list[RemovedPair], dict[int, str]]:
-        """Finds what to remove.
-
-        Args:
-            documents (`list[Document]`): All documents.
-            order (`list[int]`): Their indices, best first.
-
-        Returns:
-            `tuple[list[RemovedPair], dict[int, str]]`: The pairs, and the reason for each removed document.
-        """
+        self.method, self.source_order, self.pairs_file = method, list(source_order), str(pairs_file)
+        self.policy, self.index, self.exclusion_writer = policy or KeepPolicy(), index, exclusion_writer
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         """Passes the survivors on, in the order they came.
@@ -56,20 +66,28 @@ class _InMemoryDeduplication(PipelineStep, ABC):
             )
         documents = list(data)
         with self.track_time("corpus"):
-            order = survivor_order(
-                [str(document.metadata.get("source", "")) for document in documents],
-                [len(document.text) for document in documents],
-                [document.id for document in documents],
-                self.source_order,
-            )
-            pairs, reasons = self.find(documents, order)
-        self._write_pairs(documents, pairs)
+            present, facts, pairs = self._find(documents)
+        write_pairs(
+            self.pairs_file,
+            (
+                (kept.id, kept.source, removed.id, removed.source, pair.similarity)
+                for pair in pairs
+                for kept, removed in [(facts[pair.kept], facts[pair.removed])]
+            ),
+        )
+        before = len(facts) - len(documents)
         copies = Counter(pair.kept for pair in pairs)
-        for index, document in enumerate(documents):
+        removed = {pair.removed for pair in pairs}
+        dropped = 0
+        for index, document in enumerate(documents, before):
             self.stat_update(StatHints.total)
-            if index in reasons:
-                self.stat_update(StatHints.dropped, f"dropped_{reasons[index]}")
-                document.metadata["filter_reason"] = reasons[index]
+            reason = self.method.reason
+            if index not in removed:
+                reason = None if present[index - before] else self.method.blank_reason
+            if reason is not None:
+                dropped += 1
+                self.stat_update(StatHints.dropped, f"dropped_{reason}")
+                document.metadata["filter_reason"] = reason
                 if self.exclusion_writer is not None:
                     self.exclusion_writer.write(document, rank)
                 continue
@@ -78,23 +96,66 @@ class _InMemoryDeduplication(PipelineStep, ABC):
             self.stat_update(StatHints.forwarded)
             yield document
 
-    def _write_pairs(self, documents: Sequence[Document], pairs: Iterable[RemovedPair]) -> None:
-        file = Path(self.pairs_file)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "w", encoding="utf-8") as stream:
-            for pair in pairs:
-                kept, removed = documents[pair.kept], documents[pair.removed]
-                row = {
-                    "kept": kept.id,
-                    "kept_source": kept.metadata.get("source"),
-                    "removed": removed.id,
-                    "removed_source": removed.metadata.get("source"),
-                    "similarity": round(pair.similarity, 4),
-                }
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    def _find(self, documents: list[Document]) -> tuple[np.ndarray, list[KeepFacts], list[RemovedPair]]:
+        """Documents of the index come first in the numbering; they are never removed."""
+        method = self.method
+        contents = [method.content(document) for document in documents]
+        present, keys, place = np.zeros(len(documents), bool), np.zeros((len(documents), method.num_keys), "<u8"), 0
+        for batch in document_batches(documents):
+            stop = place + len(batch)
+            present[place:stop], keys[place:stop] = method.keys(contents[place:stop])
+            place = stop
+        facts = [keep_facts(document, self.policy) for document in documents]
+        features: dict[int, np.ndarray] = {}
+        before, usable = 0, present
+        if self.index is not None:
+            opened = DedupIndex(self.index, method, self.policy)
+            before = sum(opened.rows)
+            old_facts, old_keys, old_present = _read_index(opened, method.num_keys)
+            facts, keys = old_facts + facts, np.concatenate([old_keys, keys])
+            usable = np.concatenate([old_present, present])
+        numbers = np.flatnonzero(usable)
+        groups, rows = shared_buckets(keys[numbers])
+        candidates = {int(numbers[row]): row for row in rows}
+        own = [number for number in candidates if number >= before]
+        start = 0
+        for batch in document_batches(documents[number - before] for number in own):
+            chosen = own[start : start + len(batch)]
+            features.update(
+                zip(chosen, method.features([contents[number - before] for number in chosen]), strict=True)
+            )
+            start += len(batch)
+        if before:
+            first = 0
+            for folder, count in zip(opened.folders, opened.rows, strict=True):
+                reader = FeatureReader(folder / "features")
+                features.update((n, reader[n - first]) for n in candidates if first <= n < first + count)
+                first += count
+        order = [number for number in KeepOrder(self.policy, self.source_order).sort(facts) if number in candidates]
+        order.sort(key=lambda number: number >= before)
+        pairs = remove_duplicates(
+            order,
+            lambda number: groups[candidates[number]][groups[candidates[number]] >= 0].tolist(),
+            features.__getitem__,
+            method.threshold,
+            method.max_comparisons,
+            lambda number: number < before,
+        )
+        return present, facts, pairs
 
 
-class ExactDeduplication(_InMemoryDeduplication):
+def _read_index(index: DedupIndex, num_keys: int) -> tuple[list[KeepFacts], np.ndarray, np.ndarray]:
+    facts: list[KeepFacts] = []
+    keys, present = [], []
+    for folder, rows in zip(index.folders, index.rows, strict=True):
+        facts += index.stage.facts(folder, np.arange(rows))
+        columns = [np.fromfile(folder / f"keys_{key:03d}.u64", "<u8") for key in range(num_keys)]
+        keys.append(np.stack(columns, axis=1))
+        present.append(np.fromfile(folder / "present.u8", np.uint8).astype(bool))
+    return facts, np.concatenate(keys), np.concatenate(present)
+
+
+class ExactDeduplication(MemoryDeduplication):
     """Drops texts that repeat a better placed one (`exact_duplicate`) and blank ones (`empty_text`).
 
     Args:
@@ -105,24 +166,11 @@ class ExactDeduplication(_InMemoryDeduplication):
 
     name = "Exact deduplication"
 
-    def find(self, documents: list[Document], order: list[int]) -> tuple[list[RemovedPair], dict[int, str]]:
-        """Finds exact duplicates and blank texts.
-
-        Args:
-            documents (`list[Document]`): All documents.
-            order (`list[int]`): Their indices, best first.
-
-        Returns:
-            `tuple[list[RemovedPair], dict[int, str]]`: The pairs, and the reason for each removed document.
-        """
-        texts = [document.text for document in documents]
-        removed = find_exact_duplicates(texts, order)
-        reasons = dict.fromkeys(removed, "exact_duplicate")
-        reasons.update((index, "empty_text") for index, text in enumerate(texts) if not text_key(text))
-        return [RemovedPair(kept, index, 1.0) for index, kept in removed.items()], reasons
+    def __init__(self, source_order: Sequence[str], pairs_file: str | Path, exclusion_writer=None) -> None:
+        super().__init__(ExactText(), source_order, pairs_file, exclusion_writer=exclusion_writer)
 
 
-class NearDuplicateRemoval(_InMemoryDeduplication):
+class NearDuplicateRemoval(MemoryDeduplication):
     """Drops documents whose exact similarity to one that stays reaches the threshold (`near_duplicate`).
 
     Args:
@@ -137,18 +185,4 @@ class NearDuplicateRemoval(_InMemoryDeduplication):
     def __init__(
         self, source_order: Sequence[str], pairs_file: str | Path, config: MinhashConfig, exclusion_writer=None
     ) -> None:
-        super().__init__(source_order, pairs_file, exclusion_writer)
-        self.config = config
-
-    def find(self, documents: list[Document], order: list[int]) -> tuple[list[RemovedPair], dict[int, str]]:
-        """Finds near-duplicates.
-
-        Args:
-            documents (`list[Document]`): All documents.
-            order (`list[int]`): Their indices, best first.
-
-        Returns:
-            `tuple[list[RemovedPair], dict[int, str]]`: The pairs, and the reason for each removed document.
-        """
-        pairs = find_near_duplicates([document.text for document in documents], order, self.config)
-        return pairs, {pair.removed: "near_duplicate" for pair in pairs}
+        super().__init__(Minhash(config), source_order, pairs_file, exclusion_writer=exclusion_writer)

@@ -6,7 +6,7 @@ is removed, else it is kept and later ones are compared with it. There is no tra
 document resembles only its neighbour, as many stay as are different from each other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,19 +70,55 @@ def find_near_duplicates(
     groups, rows = shared_buckets(keys)
     row_of = {int(signed[row]): int(row) for row in rows}
     sets = _shingle_sets(texts, sorted(row_of), config)
+    return remove_duplicates(
+        (index for index in order if index in row_of),
+        lambda index: groups[row_of[index]][groups[row_of[index]] >= 0].tolist(),
+        sets.__getitem__,
+        config.similarity_threshold,
+        config.max_comparisons,
+        on_progress=on_progress,
+    )
+
+
+def remove_duplicates(
+    order: Iterable[int],
+    groups_of: Callable[[int], list[int]],
+    features: Callable[[int], np.ndarray],
+    threshold: float,
+    max_comparisons: int,
+    fixed: Callable[[int], bool] = lambda index: False,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[RemovedPair]:
+    """The one place that decides what goes, in memory and over shards.
+
+    Args:
+        order (`Iterable[int]`): Documents that share a group with another, best first.
+        groups_of (`Callable`): Gives the groups of a document.
+        features (`Callable`): Gives the feature set of a document, sorted distinct `uint64`.
+        threshold (`float`): Jaccard similarity from which a document goes.
+        max_comparisons (`int`): Most kept documents a document is compared with; also the most kept documents that a
+            group remembers, so that the cost of a group of boilerplate grows with its size and not with its square.
+        fixed (`Callable`, *optional*): Whether a document stays whatever it resembles (those of an earlier crawl).
+        on_progress (`Callable`, *optional*): Called with the number of documents decided since its last call.
+
+    Returns:
+        `list[RemovedPair]`: One entry a removed document, in the order of removal.
+    """
     kept_in_group: dict[int, list[int]] = {}
     removals: list[RemovedPair] = []
     for index in order:
-        row = row_of.get(index)
-        if row is None:
-            continue
-        own_groups = groups[row][groups[row] >= 0].tolist()
-        best, similarity = _most_similar(index, own_groups, kept_in_group, sets, config)
-        if best >= 0 and similarity >= config.similarity_threshold:
+        groups = groups_of(index)
+        if not fixed(index):
+            best, similarity = _most_similar(index, groups, kept_in_group, features, threshold, max_comparisons)
+        else:
+            best, similarity = -1, 0.0
+        if best >= 0 and similarity >= threshold:
             removals.append(RemovedPair(best, index, similarity))
         else:
-            for group in own_groups:
-                kept_in_group.setdefault(group, []).append(index)
+            for group in groups:
+                members = kept_in_group.setdefault(group, [])
+                if len(members) < max_comparisons:
+                    members.append(index)
         if on_progress is not None:
             on_progress(1)
     return removals
@@ -99,22 +135,27 @@ def _shingle_sets(texts: Sequence[str], indices: Sequence[int], config: MinhashC
 
 def _most_similar(
     index: int,
-    own_groups: Sequence[int],
+    groups: Sequence[int],
     kept_in_group: dict[int, list[int]],
-    sets: dict[int, np.ndarray],
-    config: MinhashConfig,
+    features: Callable[[int], np.ndarray],
+    threshold: float,
+    max_comparisons: int,
 ) -> tuple[int, float]:
     shared: dict[int, int] = {}
-    for group in own_groups:
+    for group in groups:
         for kept in kept_in_group.get(group, ()):
             shared[kept] = shared.get(kept, 0) + 1
     best, similarity = -1, 0.0
+    if not shared:
+        return best, similarity
+    own = features(index)
     # Most shared buckets first: they are the likeliest, and the cap on comparisons then costs the least.
-    for kept in sorted(shared, key=lambda item: -shared[item])[: config.max_comparisons]:
-        small, large = sorted((len(sets[index]), len(sets[kept])))
-        if small < config.similarity_threshold * large:
+    for kept in sorted(shared, key=lambda item: -shared[item])[:max_comparisons]:
+        other = features(kept)
+        small, large = sorted((len(own), len(other)))
+        if small < threshold * large:
             continue  # the similarity is at most small / large
-        value = jaccard(sets[index], sets[kept])
+        value = jaccard(own, other)
         if value > similarity:
             best, similarity = kept, value
             if value == 1.0:
