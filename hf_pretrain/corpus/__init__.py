@@ -4,7 +4,7 @@ Read `pipeline.py` first (the order of the work), then `config.py` (everything a
 
 * `ingest/`: readers, HTML extraction, language; the sample crawl that needs no Hub.
 * `filters/`: rules of quality, language profiles, classifiers of quality and toxicity, personal data.
-* `dedup/`: exact duplicates, near-duplicates with verified similarity.
+* `dedup/`: exact duplicates, near-duplicates with verified similarity, passages; in memory or over shards.
 * `contamination/`: benchmark items found in documents, and the report.
 * `shards/`: tokenizer, token shards with provenance, validation split, long documents.
 

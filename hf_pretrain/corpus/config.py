@@ -17,7 +17,7 @@ from hf_pretrain.corpus.config_ingest import (
 )
 from hf_pretrain.corpus.contamination.index import ContaminationSettings
 from hf_pretrain.corpus.contamination.report import BenchmarkConfig
-from hf_pretrain.corpus.dedup.minhash import MinhashConfig
+from hf_pretrain.corpus.dedup.config import DedupConfig
 from hf_pretrain.corpus.shards.long_documents import LongDocumentsConfig
 from hf_pretrain.corpus.shards.splits import ValidationConfig
 from hf_pretrain.corpus.shards.tokenizer import TokenizerConfig
@@ -41,19 +41,6 @@ class InstructionConfig:
     def __post_init__(self) -> None:
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name) or self.name.startswith("."):
             raise UserError(f"instruction set name = {self.name!r}; use letters, digits, '-', '_' and '.'.")
-
-
-@dataclass
-class DedupConfig:
-    """Settings of deduplication.
-
-    Args:
-        exact (`bool`, *optional*, defaults to `True`): Whether equal texts are removed.
-        minhash (`MinhashConfig`, *optional*): Removal of near-duplicates.
-    """
-
-    exact: bool = True
-    minhash: MinhashConfig = field(default_factory=MinhashConfig)
 
 
 @dataclass

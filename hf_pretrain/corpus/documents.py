@@ -5,7 +5,7 @@ means that the disk or a hand changed them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class DocumentReader(PipelineStep):
             `Document`: Every document.
         """
         for file in document_files(self.folder, self.sources)[rank::world_size]:
-            yield from read_documents(file)
+            yield from iter_documents(file)
 
 
 def document_files(folder: str | Path, sources: Sequence[str]) -> list[Path]:
@@ -100,8 +100,33 @@ def document_files(folder: str | Path, sources: Sequence[str]) -> list[Path]:
     return [file for name in sources for file in sorted((Path(folder) / name).glob("*.jsonl"))]
 
 
+def iter_documents(file: Path) -> Iterator[Document]:
+    """Reads one file, a document at a time.
+
+    Args:
+        file (`Path`): A file of [`DocumentWriter`].
+
+    Yields:
+        `Document`: Its documents.
+
+    Raises:
+        UserError: If a row cannot be read.
+    """
+    with open(file, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            try:
+                row = orjson.loads(line)
+                document = Document(text=row["text"], id=row["id"], metadata=row["metadata"])
+            except (json.JSONDecodeError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{file}, line {number} was changed or damaged after it was written; remove the folder "
+                    f"{file.parents[2].name} and run again."
+                ) from error
+            yield document
+
+
 def read_documents(file: Path) -> list[Document]:
-    """Reads one file.
+    """Reads one file at once.
 
     Args:
         file (`Path`): A file of [`DocumentWriter`].
@@ -112,18 +137,7 @@ def read_documents(file: Path) -> list[Document]:
     Raises:
         UserError: If a row cannot be read.
     """
-    documents = []
-    with open(file, "rb") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                row = orjson.loads(line)
-                documents.append(Document(text=row["text"], id=row["id"], metadata=row["metadata"]))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise UserError(
-                    f"{file}, line {number} was changed or damaged after it was written; remove the folder "
-                    f"{file.parents[2].name} and run again."
-                ) from error
-    return documents
+    return list(iter_documents(file))
 
 
 def count_rows(logging_dir: Path) -> dict[str, int]:

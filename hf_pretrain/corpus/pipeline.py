@@ -16,8 +16,8 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from hf_pretrain.corpus.contamination.report import (
     read_rows,
 )
 from hf_pretrain.corpus.contamination.steps import DecontaminationFilter
-from hf_pretrain.corpus.dedup.steps import ExactDeduplication, NearDuplicateRemoval
+from hf_pretrain.corpus.dedup.config import DedupStep, dedup_steps
+from hf_pretrain.corpus.dedup.index import BuildDedupIndex
 from hf_pretrain.corpus.documents import DocumentReader, DocumentWriter, count_rows, document_files, read_documents
 from hf_pretrain.corpus.facts import corpus_facts
 from hf_pretrain.corpus.filters.heuristics import build_filters
@@ -54,6 +55,7 @@ from hf_pretrain.corpus.scoring import ScoringStep, scoring_steps
 from hf_pretrain.corpus.shards.tokenizer import load_tokenizer, sample_texts, save_tokenizer, train_tokenizer
 from hf_pretrain.corpus.shards.writing import write_token_shards
 from hf_pretrain.corpus.stage import StepResult, StepRunner, corpus_lock, run_pipeline
+from hf_pretrain.corpus.staged_dedup import prepare_staged, remove_work
 from hf_pretrain.utils.atomic import atomic_directory, read_json, read_jsonl, write_json
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.fingerprint import fingerprint_files
@@ -129,10 +131,11 @@ class _CorpusBuilder:
         instruction_rows = self._copy_side_data()
         documents = self._ingest()
         documents = self._filter(documents)
-        if config.dedup.exact:
-            documents = self._deduplicate("exact", documents, {"exact": True}, self._exact_block)
-        if config.dedup.minhash.enabled:
-            documents = self._deduplicate("near", documents, asdict(config.dedup.minhash), self._near_block)
+        deduplication = dedup_steps(config.dedup, config.source_names)
+        for step in deduplication:
+            documents = self._deduplicate(documents, step)
+        if config.dedup.save_index:
+            self._save_dedup_index(documents, deduplication)
         for step in scoring:
             documents = self._score(documents, step)
         if config.pii.types:
@@ -242,21 +245,53 @@ class _CorpusBuilder:
 
         return self.runner.run("filter", settings, [documents], work)
 
-    def _exact_block(self, folder: Path) -> PipelineStep:
-        return ExactDeduplication(self.config.source_names, folder / "pairs.jsonl")
-
-    def _near_block(self, folder: Path) -> PipelineStep:
-        return NearDuplicateRemoval(self.config.source_names, folder / "pairs.jsonl", self.config.dedup.minhash)
-
-    def _deduplicate(
-        self, name: str, documents: StepResult, settings: Any, make: Callable[[Path], PipelineStep]
-    ) -> StepResult:
-        self._check_memory(documents, name)
+    def _deduplicate(self, documents: StepResult, step: DedupStep) -> StepResult:
+        """In memory, or over shards when the documents are larger than `limits.memory_bytes`."""
+        config = self.config
+        size, limit = self._document_bytes(documents), config.limits.memory_bytes
+        over_shards = step.method is not None and size > limit
+        if not over_shards:
+            self._check_memory(documents, step.name)
+        index = fingerprint_files(sorted(file for f in step.index for file in Path(f).rglob("manifest.json")))
 
         def work(folder: Path) -> dict[str, Any]:
-            return self._details(folder, self._run_on_all(folder, documents, name, make(folder), tasks=1))
+            if not over_shards:
+                return self._details(folder, self._run_on_all(folder, documents, step.name, step.make(folder), 1))
+            logger.info("%s: %d bytes of documents, limits.memory_bytes = %d; over shards", step.name, size, limit)
+            tasks = config.num_tasks
+            block = prepare_staged(
+                step,
+                folder,
+                lambda: DocumentReader(documents.folder / "documents", config.source_names),
+                config.dedup.keep,
+                config.source_names,
+                tasks,
+                config.workers,
+                limit,
+                sum(documents.details["rows"].values()),
+            )
+            details = self._details(folder, self._run_on_all(folder, documents, step.name, block, tasks))
+            remove_work(folder)
+            return details
 
-        return self.runner.run(name, [settings, self.config.source_names], [documents], work)
+        return self.runner.run(step.name, [step.settings, config.source_names], [documents, index], work)
+
+    def _save_dedup_index(self, documents: StepResult, steps: list[DedupStep]) -> None:
+        """Writes what stays as an index for later corpora, one folder a method."""
+        config = self.config
+
+        def work(folder: Path) -> dict[str, Any]:
+            for step in steps:
+                if step.method is not None:
+                    reader = DocumentReader(documents.folder / "documents", config.source_names)
+                    block = BuildDedupIndex(folder / "index" / step.name, step.method, config.dedup.keep)
+                    logs = folder / "logs" / step.name
+                    run_pipeline([reader, block], logs, config.num_tasks, config.workers, f"index {step.name}")
+            return {}
+
+        settings = [[step.settings for step in steps], config.num_tasks]
+        result = self.runner.run("dedup_index", settings, [documents], work)
+        _publish_folder(result.folder / "index", self.out_dir / "dedup_index")
 
     def _score(self, documents: StepResult, step: ScoringStep) -> StepResult:
         def work(folder: Path) -> dict[str, Any]:
@@ -430,9 +465,12 @@ class _CorpusBuilder:
             for document in read_documents(file)
         ]
 
-    def _check_memory(self, documents: StepResult, step: str) -> None:
+    def _document_bytes(self, documents: StepResult) -> int:
         files = document_files(documents.folder / "documents", self.config.source_names)
-        size = sum(file.stat().st_size for file in files)
+        return sum(file.stat().st_size for file in files)
+
+    def _check_memory(self, documents: StepResult, step: str) -> None:
+        size = self._document_bytes(documents)
         if size > self.config.limits.memory_bytes:
             raise UserError(
                 f"{step}: the documents are {size} bytes, limits.memory_bytes = {self.config.limits.memory_bytes}; "

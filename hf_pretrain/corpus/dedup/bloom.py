@@ -24,9 +24,9 @@ class NgramConfig:
     Args:
         enabled (`bool`, *optional*, defaults to `False`): Whether it runs.
         ngram_size (`int`, *optional*, defaults to 13): Words in an n-gram.
-        threshold (`float`, *optional*, defaults to 0.8): Share of a document's n-grams seen before from which it goes.
+        threshold (`float`, *optional*, defaults to 0.8): Share of n-grams seen before from which a document goes.
         expected_ngrams (`int`, *optional*, defaults to 1000000000): Distinct n-grams the filter is made for.
-        false_positive_rate (`float`, *optional*, defaults to 0.01): Rate of n-grams wrongly taken as seen at that load.
+        false_positive_rate (`float`, *optional*, defaults to 0.01): Rate of n-grams taken for seen at that load.
     """
 
     enabled: bool = False
@@ -40,7 +40,7 @@ class NgramConfig:
             raise UserError("ngrams.ngram_size and ngrams.expected_ngrams must be at least 1.")
         for name in ("threshold", "false_positive_rate"):
             if not 0.0 < getattr(self, name) <= (1.0 if name == "threshold" else 0.5):
-                raise UserError(f"ngrams.{name} = {getattr(self, name)}; a number above 0 and up to 1 (0.5) is needed.")
+                raise UserError(f"ngrams.{name} = {getattr(self, name)}; above 0 and at most 1 (rate: 0.5) is needed.")
 
 
 def bloom_size(items: int, false_positive_rate: float) -> tuple[int, int]:

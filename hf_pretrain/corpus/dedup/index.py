@@ -28,7 +28,8 @@ class DedupIndex:
         UserError: If there is no index, or it was made with other settings.
     """
 
-    def __init__(self, folder: str | Path | Sequence[str | Path], method: DedupMethod, policy: KeepPolicy | None = None
+    def __init__(
+        self, folder: str | Path | Sequence[str | Path], method: DedupMethod, policy: KeepPolicy | None = None
     ) -> None:
         self.folders: list[Path] = []
         self.rows: list[int] = []

@@ -26,6 +26,8 @@ def canonical_url(url: str) -> str:
     """
     url = url.strip()
     if "://" not in url:
+        if "@" in url.split("/")[0]:
+            return ""
         url = "http://" + url
     try:
         parts = urlsplit(url)
