@@ -68,10 +68,15 @@ class MinhashConfig:
             )
         if self.numbers not in ("keep", "mask"):
             raise UserError(f"minhash.numbers = {self.numbers!r}; 'keep' or 'mask' is allowed.")
-        if self.recall is not None:
-            self.num_buckets, self.hashes_per_bucket = choose_bands(
-                self.similarity_threshold, self.recall, self.keep_similarity, self.keep_rate
-            )
+        asked = _asked_bands(self)
+        if asked is not None:
+            self.num_buckets, self.hashes_per_bucket = asked
+
+
+def _asked_bands(config: MinhashConfig) -> tuple[int, int] | None:
+    if config.recall is None:
+        return None
+    return choose_bands(config.similarity_threshold, config.recall, config.keep_similarity, config.keep_rate)
 
 
 def collision_probability(similarity: float, num_buckets: int, hashes_per_bucket: int) -> float:
