@@ -7,6 +7,7 @@ compute the loss elsewhere and are reached by seams of their own. Anything else 
 refused, by name where it can be known beforehand and before the first update in any other case.
 """
 
+import inspect
 import logging
 from typing import Any
 
@@ -63,6 +64,7 @@ class ZLossCallback(TrainerCallback, ExportableState):
         self.objective: CausalLMObjective | None = None
         self._trl_seam: TrlHeadSeam | None = None
         self._told_of_lse_max = False
+        self.num_empty_steps = 0
         self._make_objective()  # refuse bad values here, not hours later
 
     def _make_objective(self) -> CausalLMObjective:
@@ -81,7 +83,7 @@ class ZLossCallback(TrainerCallback, ExportableState):
                 "label_smoothing": self.label_smoothing,
                 "fused_evaluation": self.fused_evaluation,
             },
-            "attributes": {},
+            "attributes": {"num_empty_steps": self.num_empty_steps},
         }
 
     def on_init_end(
@@ -99,6 +101,7 @@ class ZLossCallback(TrainerCallback, ExportableState):
             UserError: If Liger is asked for and not installed, or evaluation would lack logits it may need.
         """
         prepare_use_liger_kernel(args)
+        _refuse_lost_count(args, unwrap(kwargs["model"]))
         if self.fused_evaluation and not getattr(args, "prediction_loss_only", False):
             raise UserError(
                 "fused_evaluation = True; evaluation then gives no logits, which compute_metrics and predict() need; "
@@ -123,6 +126,7 @@ class ZLossCallback(TrainerCallback, ExportableState):
         model = unwrap(kwargs["model"])
         _refuse_bypass(args, model)
         _refuse_second_z(args)
+        _refuse_lost_count(args, model)
         if self.implementation != "auto":
             resolve_loss_implementation(self.implementation, model.device)
         objective = self._make_objective()
@@ -136,7 +140,12 @@ class ZLossCallback(TrainerCallback, ExportableState):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Makes sure, before the first update, that the model really called the loss.
+        """Makes sure, before the first update, that the model really called the loss; skips updates without a target.
+
+        Where the whole accumulation window has no target over all ranks, there are no gradients but zeros, and an
+        optimizer with momentum or weight decay would still move the weights (bugs L8): they are dropped, which leaves
+        weights and moments bit by bit as they were, and `num_empty_steps` counts. The learning rate stays a function
+        of the step.
 
         Args:
             args (`TrainingArguments`): The arguments.
@@ -148,7 +157,16 @@ class ZLossCallback(TrainerCallback, ExportableState):
             UserError: If forward and backward have run without it.
         """
         objective = self.objective
-        if objective is None or objective.training_calls:
+        if objective is None:
+            return
+        if objective.training_calls:
+            # A count of one rank's own targets is no ground to decide on: the others would go on.
+            together = args.world_size == 1 or args.average_tokens_across_devices
+            if objective.pop_window_is_empty() and together:
+                self.num_empty_steps += 1
+                step = state.global_step + 1
+                logger.warning("Step %d has no label (%d such steps so far): no update.", step, self.num_empty_steps)
+                kwargs["optimizer"].zero_grad()
             return
         if any(one.grad is not None for one in kwargs["model"].parameters()):
             raise UserError(
@@ -219,6 +237,20 @@ def _refuse_sft_options(args: TrainingArguments, label_smoothing: float) -> None
     if label_smoothing:
         raise UserError(
             f"label_smoothing = {label_smoothing}; SFTTrainer's fused head has none; leave it out of ZLossCallback."
+        )
+
+
+def _refuse_lost_count(args: TrainingArguments, model: Any) -> None:
+    """Raises where the Trainer would not tell the model the number of targets, and more than one call shares it."""
+    accepts = getattr(model, "accepts_loss_kwargs", None)  # the Trainer asks in this order
+    if accepts is None and hasattr(model, "forward"):
+        kinds = [one.kind for one in inspect.signature(model.forward).parameters.values()]
+        accepts = inspect.Parameter.VAR_KEYWORD in kinds
+    if not accepts and (args.gradient_accumulation_steps > 1 or args.world_size > 1):
+        raise UserError(
+            f"{type(model).__name__}.forward takes no **kwargs, so the Trainer cannot hand it num_items_in_batch, and "
+            "with accumulation or several processes the loss would be a mean of means; add **kwargs and pass them on "
+            "to the loss, or use one micro-batch on one process."
         )
 
 

@@ -127,7 +127,8 @@ def _picked_sum(hidden, weight, targets, valid, label_smoothing, logit_softcap) 
     for start in range(0, hidden.shape[0], _GATHER_ROWS):
         part = slice(start, start + _GATHER_ROWS)
         chunk = hidden[part].float()
-        picked = (chunk * weight[safe[part]].float()).sum(dim=-1)
+        # rounded as the kernel rounds its logits, or their difference would not be a logsumexp of anything
+        picked = (chunk * weight[safe[part]].float()).sum(dim=-1).to(hidden.dtype).float()
         if logit_softcap is not None:
             picked = logit_softcap * torch.tanh(picked / logit_softcap)
         if mean_row is not None:

@@ -76,6 +76,7 @@ class CausalLMObjective:
         self._sums: torch.Tensor | None = None  # ce, z, denominator share, tokens, lse
         self._lse_max: torch.Tensor | None = None
         self._lse_max_known = True
+        self._count: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
         self._step_lse_max: torch.Tensor | None = None
 
     def attach(self, model: Any) -> None:
@@ -193,7 +194,32 @@ class CausalLMObjective:
             raise UserError("logits = None; the loss needs logits, or hidden_states with lm_head_weight.")
         if training:
             self.record(output, normaliser(num_items_in_batch, output.num_tokens))
+            self._note_count(output.num_tokens if num_items_in_batch is None else num_items_in_batch)
         return output.loss
+
+    def _note_count(self, count: torch.Tensor | int) -> None:
+        """Sends the window's count on its way to the host; it is there long before the backward pass is done."""
+        count, event = torch.as_tensor(count).detach(), None
+        if count.device.type == "cuda":
+            host = torch.empty((), dtype=count.dtype, pin_memory=True)
+            count, event = host.copy_(count, non_blocking=True), torch.cuda.Event()
+            event.record()
+        self._count = (count, event)
+
+    def pop_window_is_empty(self) -> bool:
+        """Tells whether the accumulation window of the last training call has no target at all (bugs L8).
+
+        The answer is the same on all ranks, as `num_items_in_batch` is; it is given once a window.
+
+        Returns:
+            `bool`: `False` too where there was no training call since.
+        """
+        if self._count is None:
+            return False
+        (count, event), self._count = self._count, None
+        if event is not None:
+            event.synchronize()
+        return int(count) == 0
 
     def _function_on(self, device: torch.device) -> LossFunction:
         """The implementation for a kind of device, looked up once."""

@@ -79,6 +79,19 @@ def check_resume(dataset: Any, args: PretrainConfig, step: int) -> None:
         )
 
 
+def name_the_loss(model: Any) -> None:
+    """Makes the Trainer count shifted targets whatever the class is called (bugs L3).
+
+    transformers takes the type of a model's loss from its class name, and counts the targets of a name without
+    `ForCausalLM` unshifted, so their losses come out too small.
+
+    Args:
+        model (`PreTrainedModel`): The model; its `loss_type` is set where transformers found none.
+    """
+    if hasattr(type(model), "loss_function") and getattr(model, "loss_type", None) is None:
+        model.loss_type = "ForCausalLM"
+
+
 def can_skip_logits(model: Any) -> bool:
     """Tells whether a forward takes `skip_logits` (Strata's and Liger's do), and so can give the loss alone.
 

@@ -39,7 +39,7 @@ from hf_pretrain.trainer.checkpoint import (
     why_incomplete,
 )
 from hf_pretrain.trainer.checkpoint_fit import check_fits
-from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_resume
+from hf_pretrain.trainer.checks import can_skip_logits, check_dataset, check_metrics, check_resume, name_the_loss
 from hf_pretrain.trainer.data_state import DataState
 from hf_pretrain.trainer.default_callbacks import default_callbacks
 from hf_pretrain.trainer.effective_data import effective_data, log_effective_data
@@ -114,6 +114,7 @@ class PretrainTrainer(SavingMixin):
             raise UserError(f"args is a {type(args).__name__}; PretrainTrainer takes a PretrainConfig")
         check_dataset(train_dataset, args)
         check_metrics(kwargs.get("compute_metrics"), args, model, callbacks or [])
+        name_the_loss(model)
         check_rewind(args, train_dataset)
         make_folder(args.output_dir)
         keep_documents_apart(model)
