@@ -19,4 +19,23 @@ any target has loss 0 with a graph. z-loss never enters evaluation.
     model(input_ids=ids, labels=ids).loss.backward()
     print(objective.pop_metrics())              # {'ce_loss': ..., 'z_loss': ..., 'lse_mean': ..., 'lse_max': ...}
     objective.detach()
+
+**What z-loss does.** `tests/benchmarks/zloss.py` trains one tiny model (2 layers, bytes, 300 steps, one seed) at three
+learning rates. `lse` is the root mean square of the logsumexp (untrained 5.5), `max` its largest value in the run:
+
+| learning rate | coefficient | lse at 1/4 | at 1/2 | at the end | max | CE | held-out CE |
+|---|---|---|---|---|---|---|---|
+| 0.01 | 0 | 6.39 | 6.57 | 6.32 | 13.6 | 2.220 | 2.150 |
+| 0.01 | 0.0001 | 6.21 | 6.30 | 5.99 | 13.8 | 2.289 | 2.223 |
+| 0.01 | 0.01 | 1.52 | 0.85 | 0.69 | 8.6 | 2.249 | 2.185 |
+| 0.1 | 0 | 5.08 | 5.43 | 5.53 | 11.0 | 2.599 | 2.519 |
+| 0.1 | 0.0001 | 5.17 | 5.21 | 5.53 | 17.4 | 2.612 | 2.483 |
+| 0.1 | 0.01 | 0.99 | 0.90 | 0.68 | 12.2 | 2.588 | 2.488 |
+| 1 | 0 | 43.30 | 29.76 | 25.97 | 262.7 | 8.467 | 17.025 |
+| 1 | 0.0001 | 55.02 | 56.53 | 25.31 | 146.3 | 9.464 | 9.969 |
+| 1 | 0.01 | 37.15 | 13.53 | 7.94 | 129.2 | 6.191 | 5.554 |
+
+At usual rates the drift is small here and the loss is the same within what a seed changes; at a rate that breaks the
+model the logsumexp grows eightfold, and z-loss, if strong, brings it back. PaLM's 1e-4 is made for runs a thousand
+times as long: in 300 steps it hardly shows.
 """
