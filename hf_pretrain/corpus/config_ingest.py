@@ -251,6 +251,9 @@ class LanguageConfig:
             Characters of the document the detector sees.
         min_scores (`dict[str, float]`, *optional*, defaults to `{}`):
             Languages with another smallest probability.
+        profile_scores (`bool`, *optional*, defaults to `False`):
+            Whether the others take `min_language_score` of their profile (`filters.profiles`). Those of the package
+            were set for another detector (GlotLID); derive yours with this one's scores.
         route (`dict[str, str]`, *optional*, defaults to `{}`):
             Languages whose documents become documents of another source, of kind `"routed"`: there they meet its
             domain's rules and get its weight in mixtures. Routed languages are kept.
@@ -266,6 +269,7 @@ class LanguageConfig:
     keep: list[str] = field(default_factory=list)
     min_score: float = 0.65
     min_scores: dict[str, float] = field(default_factory=dict)
+    profile_scores: bool = False
     route: dict[str, str] = field(default_factory=dict)
     max_chars: int = 2000
     detector: Literal["py3langid", "fasttext", "pycld2"] = "py3langid"

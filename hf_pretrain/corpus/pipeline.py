@@ -199,6 +199,9 @@ class _CorpusBuilder:
             config.language,
             detector_identity(config.language),
         ]
+        profiles = load_profiles(config.filters.profiles)
+        if config.language.profile_scores:
+            settings.append(profile_settings(profiles))
 
         def work(folder: Path) -> dict[str, Any]:
             rows: list[dict[str, Any]] = []
@@ -212,7 +215,7 @@ class _CorpusBuilder:
                     blocks.append(("url", OfflineUrlFilter(config.urls)))
                 if resolved.kind == "warc":
                     blocks.append(("extract", build_extractor(config.extraction)))
-                blocks.append(("language", LanguageStep(config.language, domains)))
+                blocks.append(("language", LanguageStep(config.language, domains, profiles)))
                 reader = build_reader(source, self._sample_dir)
                 rows += self._run_blocks(folder, reader, blocks, source, f"ingest {source.name}")
             return self._details(folder, merge_rows(rows))

@@ -7,6 +7,7 @@ from datatrove.data import Document
 
 from hf_pretrain.corpus.config import CorpusConfig
 from hf_pretrain.corpus.config_ingest import LanguageConfig, SourceConfig
+from hf_pretrain.corpus.filters.profiles import LanguageProfile
 from hf_pretrain.corpus.ingest.language import LanguageStep
 from hf_pretrain.corpus.pipeline import build_corpus
 from hf_pretrain.utils.errors import UserError
@@ -64,6 +65,17 @@ def test_a_routed_document_says_where_it_is_from():
     assert second.metadata["source"] == "web", "nothing is dropped where no language is to be kept"
     strict = LanguageStep(LanguageConfig(keep=["fr"], min_scores={"fra": 1.0}, min_score=0.1))
     assert strict.filter(Document(FRENCH, "id")) == (False, "language_score")
+
+
+def test_scores_of_profiles():
+    strict = LanguageProfile("fr", ["le"], min_language_score=1.0)
+    settings = {"keep": ["fr"], "min_score": 0.1}
+    for config, verdict in (
+        (LanguageConfig(**settings, profile_scores=True), (False, "language_score")),
+        (LanguageConfig(**settings), True),
+        (LanguageConfig(**settings, profile_scores=True, min_scores={"fra": 0.2}), True),
+    ):
+        assert LanguageStep(config, profiles={"fr": strict}).filter(Document(FRENCH, "id")) == verdict
 
 
 def test_wrong_routes_are_one_clear_line(folder):

@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 from datatrove.pipeline.filters.base_filter import BaseFilter
 
 from hf_pretrain.corpus.config_ingest import LanguageConfig
+from hf_pretrain.corpus.filters.profiles import load_profiles
 from hf_pretrain.corpus.ingest.language_codes import canonical_language, known_language
 from hf_pretrain.corpus.ingest.language_detectors import Detector, load_detector
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from datatrove.data import Document
     from datatrove.pipeline.writers.disk_base import DiskWriter
+
+    from hf_pretrain.corpus.filters.profiles import LanguageProfile
 
 
 def detect_language(text: str, max_chars: int = 2000, detector: Detector | None = None) -> tuple[str, float]:
@@ -55,6 +60,7 @@ class LanguageStep(BaseFilter):
     Args:
         config (`LanguageConfig`, *optional*): Settings.
         domains (`dict[str, str]`, *optional*): Domain of each source that documents are routed to.
+        profiles (`Mapping[str, LanguageProfile]`, *optional*): For `profile_scores`; else the package's.
         exclusion_writer (`DiskWriter`, *optional*): Takes the dropped documents.
     """
 
@@ -64,6 +70,7 @@ class LanguageStep(BaseFilter):
         self,
         config: LanguageConfig | None = None,
         domains: dict[str, str] | None = None,
+        profiles: Mapping[str, LanguageProfile] | None = None,
         exclusion_writer: DiskWriter | None = None,
     ) -> None:
         super().__init__(exclusion_writer)
@@ -71,7 +78,9 @@ class LanguageStep(BaseFilter):
         self.routes = {canonical_language(code): name for code, name in self.config.route.items()}
         kept = frozenset(canonical_language(code) for code in self.config.keep)
         self.keep = kept | self.routes.keys() if kept else kept
-        self.min_scores = {canonical_language(code): score for code, score in self.config.min_scores.items()}
+        found = (load_profiles() if profiles is None else profiles) if self.config.profile_scores else {}
+        self.min_scores = {code: profile.min_language_score for code, profile in found.items()}
+        self.min_scores |= {canonical_language(code): score for code, score in self.config.min_scores.items()}
         self._detector: Detector | None = None
 
     def __getstate__(self) -> dict[str, Any]:
