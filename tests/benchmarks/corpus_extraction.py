@@ -41,6 +41,7 @@ from datatrove.pipeline.filters import (  # noqa: E402
     FineWebQualityFilter,
     GopherQualityFilter,
     GopherRepetitionFilter,
+    URLFilter,
 )
 from datatrove.pipeline.formatters import PIIFormatter  # noqa: E402
 from datatrove.pipeline.readers import JsonlReader, WarcReader  # noqa: E402
@@ -48,6 +49,7 @@ from datatrove.pipeline.tokens import DocumentTokenizer  # noqa: E402
 from datatrove.pipeline.writers.jsonl import JsonlWriter  # noqa: E402
 from datatrove.utils.hashing import HashConfig  # noqa: E402
 from datatrove.utils.logging import logger as datatrove_logger  # noqa: E402
+from tldextract import TLDExtract  # noqa: E402
 
 from hf_pretrain.corpus.config import CorpusConfig  # noqa: E402
 from hf_pretrain.corpus.config_ingest import ExtractionConfig, LanguageConfig, SourceConfig, UrlConfig  # noqa: E402
@@ -112,9 +114,11 @@ def extraction_table(pages: list[Page]) -> None:
 
 def stock_pipeline(warc: Path, folder: Path, tokenizer: Path, words) -> int:
     """The FineWeb recipe; returns the documents that are left."""
+    urls = URLFilter()
+    urls.tldextractor = TLDExtract(cache_dir=None, suffix_list_urls=())  # its own asks the network
     first = [
         WarcReader(str(warc.parent), glob_pattern=warc.name, default_metadata={"dump": "bench"}),
-        OfflineUrlFilter(UrlConfig(enabled=True)),
+        urls,
         Trafilatura(favour_precision=True, timeout=60),
         LanguageStep(LanguageConfig(keep=["en"])),
         GopherRepetitionFilter(language=words),
@@ -185,6 +189,7 @@ def pipeline_table(pages: list[Page], folder: Path) -> None:
     words = "en" if spacy else FastWordTokenizer()
     # The lists are unpacked into a cache at their first use; neither side pays for that.
     OfflineUrlFilter(UrlConfig(enabled=True)).download_data()
+    URLFilter().download_data()
     model = tokenizer / "tokenizer.json"
     theirs, kept = timed(lambda: stock_pipeline(warc, folder / "stock", model, words))
     mine, left = timed(lambda: own_pipeline(warc, folder / "own", model))
