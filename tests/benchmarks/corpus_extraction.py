@@ -12,10 +12,12 @@ besides. Both get the same tokenizer.
 
 import argparse
 import contextlib
+import gzip
 import importlib.util
 import io
 import os
 import pydoc_data.topics
+import re
 import sys
 import tempfile
 import time
@@ -78,6 +80,23 @@ def corpus_pages(folder: Path, number: int) -> list[Page]:
     documents = [document for source in sources for document in build_reader(source)()]
     step = max(len(documents) // number, 1)
     return [Page(document.metadata["url"], document.text) for document in documents[::step]]
+
+
+def identification_table(folder: Path) -> None:
+    """Pages of each crawl that our reader finds, with and without the payload type that archivers may leave out."""
+    print("| crawl | records | pages | pages where no record names its payload type |")
+    print("|---|---:|---:|---:|")
+    for file in sorted((folder / "web").glob("*.warc.gz")):
+        with tempfile.TemporaryDirectory() as scratch:
+            plain = Path(scratch) / file.name.removesuffix(".gz")
+            data = gzip.decompress(file.read_bytes())
+            plain.write_bytes(re.sub(rb"(?m)^WARC-Identified-Payload-Type: [^\r\n]*\r\n", b"", data))
+            counts = []
+            for path in (file, plain):
+                reader = build_reader(SourceConfig(name="web", kind="warc", path=str(path)))
+                counts.append(sum(1 for _ in reader()))
+        print(f"| {file.name} | {reader.stats['records'].total:,} | {counts[0]:,} | {counts[1]:,} |")
+    print()
 
 
 def timed(work) -> tuple[float, object]:
@@ -216,6 +235,8 @@ def main(argv: list[str] | None = None) -> None:
     pages = corpus_pages(options.corpus, number) if options.corpus else own_pages()
     if options.quick:
         pages = pages[:: max(len(pages) // 60, 1)]
+    if options.corpus:
+        identification_table(options.corpus)
     extraction_table(pages)
     with tempfile.TemporaryDirectory() as folder:
         pipeline_table(pages, Path(folder))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Fields of a row that datatrove or a later step would take for its own.
 _TAKEN = ("media", "token_count", "pii")
 # Control characters that no text holds; tab, line feed, carriage return, form feed and escape are left out.
-_BINARY = frozenset(chr(code) for code in range(32) if chr(code) not in "\t\n\r\f\x0b\x1b")
+_BINARY = bytes(code for code in range(32) if chr(code) not in "\t\n\r\f\x0b\x1b")
 
 
 class FileFault(Exception):
@@ -165,14 +165,15 @@ class SourceReader(BaseDiskReader):
         if not isinstance(text, str) or not text.strip():
             found = "no text" if not text else f"{self.text_key} is no string"
             return RowFault("no_text", f"{found}; fields are {', '.join(map(str, record)) or 'none'}")
-        # Lone surrogates (from "\ud800" in JSON) cannot be written as UTF-8 later.
-        size = len(text.encode("utf-8", "surrogatepass"))
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError:  # from "\ud800" in JSON; it cannot be written later
+            return RowFault("binary", "lone surrogates in the text")
+        size = len(data)
         if size > self.config.max_document_bytes:
             return RowFault("too_large", f"{size} bytes; max_document_bytes = {self.config.max_document_bytes}")
-        if not _BINARY.isdisjoint(text) or text.count("\ufffd") * 20 > len(text):
+        if len(data.translate(None, _BINARY)) != size or text.count("\ufffd") * 20 > len(text):
             return RowFault("binary", "binary data in the text")
-        if any("\ud800" <= character <= "\udfff" for character in text) if not text.isascii() else False:
-            return RowFault("binary", "lone surrogates in the text")
         identifier = fields.pop(self.id_key, None)
         extra = fields.pop("metadata", None)
         metadata = {**(extra if isinstance(extra, dict) else {}), **fields}
