@@ -29,6 +29,9 @@ from hf_pretrain.utils.naming import unknown_name_message
 
 logger = logging.getLogger(__name__)
 
+# The scaler starts at 2^16 and halves at each overflow, so that more in a row are not the scale's doing.
+OVERFLOWS_IN_A_ROW = 20
+
 ACTIONS = ("log", "skip_update", "stop")
 _MAX_EVENTS = 1000
 
@@ -94,6 +97,7 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         self.stopped_at: int | None = None
         # Called with the step of a spike while weights and gradients are still those it was seen with.
         self.on_spike: Callable[[int], None] | None = None
+        self._overflows = 0
         self._consecutive = 0
         self._model: Any = None
         self._hook: Any = None
@@ -242,7 +246,12 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
                     "cannot be seen before the update; use action='log'."
                 )
             logger.warning("LossSpikeCallback: the forward returns no loss here; only the logged losses are watched.")
-        if not math.isfinite(norm):
+        self._overflows = self._overflows + 1 if self._scale_overflowed(args, loss, norm) else 0
+        if 0 < self._overflows < OVERFLOWS_IN_A_ROW:
+            logger.debug(
+                "Update %d: gradients overflow at fp16's loss scale, the scaler skips it.", state.global_step + 1
+            )
+        elif not math.isfinite(norm):
             found.append(("grad_norm", norm, SpikeVerdict(True, math.inf, math.nan, 0.0)))
         elif self._grad_norm is not None:
             found.append(("grad_norm", norm, self.grad_norm_detector.observe(norm)))
@@ -263,6 +272,11 @@ class LossSpikeCallback(TrainerCallback, ExportableState):
         kwargs["optimizer"].zero_grad()
         self.skipped_last_step = True
         self._after_skip(state.global_step + 1, control, action)
+
+    @staticmethod
+    def _scale_overflowed(args: TrainingArguments, loss: float | None, norm: float) -> bool:
+        """Whether gradients are non-finite for fp16's loss scale alone: the scaler skips such a step and halves it."""
+        return not math.isfinite(norm) and args.fp16 and (loss is None or math.isfinite(loss))
 
     def _action_for(self, spikes: list[tuple[str, float, SpikeVerdict]]) -> str:
         """What is done about these spikes of one step."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -190,3 +191,22 @@ def test_bad_options():
         LossSpikeCallback(max_consecutive=0)
     with pytest.raises(UserError, match="threshold = 0"):
         LossSpikeCallback(threshold=0)
+
+
+def test_overflow_of_the_fp16_scale_is_no_spike_until_it_stays():
+    model = torch.nn.Linear(2, 2)
+    callback = LossSpikeCallback(action="log")
+
+    def step(number, fp16, gradient):
+        for one in model.parameters():
+            one.grad = torch.full_like(one, gradient)
+        callback._loss, callback._micro_batches = torch.tensor(2.0), 1
+        args, state = SimpleNamespace(fp16=fp16), SimpleNamespace(global_step=number)
+        callback.on_pre_optimizer_step(args, state, None, model=model, optimizer=None)
+        callback._forget_step()
+        return len(callback.events)
+
+    assert [step(number, True, math.inf) for number in range(19)] == [0] * 19
+    assert step(19, True, math.inf) == 1  # the scale would be below one: the gradients are the trouble
+    assert step(20, True, 1.0) == 1 and step(21, True, math.inf) == 1
+    assert step(22, False, math.inf) == 2  # without a scaler the first is one
