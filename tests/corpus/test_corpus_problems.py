@@ -11,9 +11,12 @@ import pyarrow.parquet
 import pytest
 
 from hf_pretrain.corpus.config_ingest import SourceConfig
+from hf_pretrain.corpus.ingest.listing import list_files
 from hf_pretrain.corpus.ingest.problems import boxed_answer
 from hf_pretrain.corpus.ingest.sources import build_reader
+from hf_pretrain.utils import optional
 from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.optional import MissingPackageError
 
 
 def read(kind, path, **settings):
@@ -63,6 +66,13 @@ def test_problems_with_other_fields_and_template(tmp_path):
     assert documents[0].text == "Q 2+2\nA Four. = 4"
     with pytest.raises(UserError, match=r"template = .* needs \{problem\}"):
         SourceConfig(name="x", kind="problems", path="x", options={"template": "{solution}"})
+
+
+def test_a_missing_parser_is_named_before_anything_is_read(tmp_path, monkeypatch):
+    (tmp_path / "x.xml").write_text("<mediawiki>")
+    monkeypatch.setattr(optional, "is_available", lambda module: module != "mwparserfromhell")
+    with pytest.raises(MissingPackageError, match=r"kind wikipedia needs mwparserfromhell.*hf-pretrain\[sources\]"):
+        list_files(SourceConfig(name="wiki", kind="wikipedia", path=str(tmp_path)))
 
 
 def test_boxed_answers():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hf_pretrain.corpus.config_ingest import SourceConfig
 from hf_pretrain.utils.errors import UserError
+from hf_pretrain.utils.optional import require
 
 
 # Histories of version control hold no source.
@@ -27,6 +28,15 @@ SUFFIXES = {
     "text": (".txt", ".txt.gz", ".md", ".rst"),
 }
 
+# Parsers by kind and the extra that brings them; asked for before the first step and not after an hour of others.
+_PARSERS = {
+    "warc": ("corpus", "warcio"),
+    "wet": ("corpus", "warcio"),
+    "wikipedia": ("sources", "mwparserfromhell", "defusedxml"),
+    "stackexchange": ("sources", "defusedxml"),
+    "books": ("sources", "defusedxml"),
+}
+
 
 def list_files(config: SourceConfig) -> list[Path]:
     """
@@ -40,7 +50,13 @@ def list_files(config: SourceConfig) -> list[Path]:
 
     Raises:
         UserError: If there are none.
+        MissingPackageError: If the kind needs a package that is not installed.
     """
+    extra, *modules = _PARSERS.get(config.kind, ("sources",))
+    if config.kind == "arxiv" and config.kind_options.output == "text":
+        modules = ["pylatexenc"]
+    for module in modules:
+        require(module, extra, f"source '{config.name}' of kind {config.kind}")
     path = Path(config.path).expanduser()
     suffixes = SUFFIXES[config.kind]
     if path.is_dir():
