@@ -180,6 +180,7 @@ def _words_of(codes: np.ndarray, mask_numbers: bool) -> tuple[np.ndarray, np.nda
     ends_here[:-1] &= ~inside[1:] | starts_here[1:]
     starts = np.flatnonzero(starts_here)
     stops = np.flatnonzero(ends_here) + 1
+    del inside, starts_here, ends_here  # a long text needs the memory for what follows
     digit = (codes >= 48) & (codes <= 57)
     # What follows a word up to the next one is no digit, so the sum from start to start is the word's.
     digits = np.add.reduceat(digit.view(np.uint8), starts, dtype=np.uint32) if len(starts) else starts

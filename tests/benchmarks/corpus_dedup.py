@@ -46,7 +46,6 @@ from datatrove.pipeline.dedup.minhash import (
 )
 from datatrove.utils.hashing import HashConfig  # noqa: E402
 from datatrove.utils.logging import logger as datatrove_logger  # noqa: E402
-from datatrove.utils.text import TextNormConfig  # noqa: E402
 
 from hf_pretrain.corpus.dedup.bloom import BloomFilter, NgramConfig, seen_documents  # noqa: E402
 from hf_pretrain.corpus.dedup.exact import find_exact_duplicates  # noqa: E402
@@ -121,9 +120,7 @@ class Stock:
     """datatrove's four stages with our words."""
 
     def __init__(self, folder: Path) -> None:
-        # The normalisation is that of our words as far as datatrove can say it: numbers and accents count.
-        norm = TextNormConfig(norm_numbers=False, norm_unicode_diacritics=False)
-        self.config = StockConfig(hash_config=HashConfig(precision=64), norm_config=norm)
+        self.config = StockConfig(hash_config=HashConfig(precision=64))
         self.folder = folder
 
     def signatures(self, texts: list[str]) -> None:
