@@ -4,6 +4,7 @@ By default the most trusted source wins, then the higher quality, the longer tex
 hash of the text settles what is left, so that shuffled input and another number of tasks keep the same documents.
 """
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from typing import Any
 
 from datatrove.data import Document
 
-from hf_pretrain.corpus.dedup.exact import text_key
 from hf_pretrain.utils.errors import UserError
 from hf_pretrain.utils.naming import unknown_name_message
 
@@ -83,7 +83,9 @@ def keep_facts(document: Document, policy: KeepPolicy) -> KeepFacts:
         len(document.text),
         _seconds(document.metadata.get(policy.date_field)),
         str(document.id),
-        int.from_bytes(text_key(document.text)[:8], "little"),
+        int.from_bytes(
+            hashlib.blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+        ),
     )
 
 
