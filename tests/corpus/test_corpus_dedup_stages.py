@@ -1,5 +1,6 @@
 """Deduplication over shards: the survivors of memory, whatever the tasks and the order; faults between the stages."""
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from hf_pretrain.corpus.dedup.pairs import read_pairs
 from hf_pretrain.corpus.dedup.simhash import SimhashConfig
 from hf_pretrain.corpus.dedup.stages import DedupBuckets, DedupClusters, DedupFeatures, DedupFilter, DedupSignatures
 from hf_pretrain.corpus.dedup.steps import MemoryDeduplication
+from hf_pretrain.corpus.documents import DocumentReader
 from hf_pretrain.utils.errors import UserError
 
 
@@ -184,3 +186,16 @@ def test_keep_policy_reads_quality_length_and_date(tmp_path) -> None:
         assert [item.id for item in block.run(iter(documents))] == [winner]
     with pytest.raises(UserError, match="criterion"):
         KeepPolicy(["beauty"])
+
+
+@pytest.mark.slow
+def test_ten_thousand_files_of_one_document_and_one_line_of_50_megabytes(tmp_path) -> None:
+    for number in range(10_000):
+        row = {"id": str(number), "text": f"note {number % 5000} of many", "metadata": {"source": "web"}}
+        file = tmp_path / "documents" / "web" / f"{number:05d}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(row) + "\n")
+    documents = list(DocumentReader(tmp_path / "documents", ["web"]).run())
+    documents.append(Document("whale ship sea " * 3_500_000, "long", metadata={"source": "web"}))
+    survivors, pairs = staged(tmp_path / "work", documents, Minhash(MinhashConfig()), 2)
+    assert len(survivors) == 5001 and len(pairs) == 5000 and "long" in survivors
