@@ -68,6 +68,7 @@ def test_a_process_without_this_package_loads_it(tmp_path):
 
 
 def refused(capsys, *arguments):
+    capsys.readouterr()  # what making the checkpoint printed
     assert cli.main(["export", *map(str, arguments)]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1
