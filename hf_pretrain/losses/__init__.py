@@ -35,7 +35,7 @@ learning rates. `lse` is the root mean square of the logsumexp (untrained 5.5), 
 | 1 | 0.0001 | 55.02 | 56.53 | 25.31 | 146.3 | 9.464 | 9.969 |
 | 1 | 0.01 | 37.15 | 13.53 | 7.94 | 129.2 | 6.191 | 5.554 |
 
-At usual rates the drift is small here and the loss is the same within what a seed changes; at a rate that breaks the
-model the logsumexp grows eightfold, and z-loss, if strong, brings it back. PaLM's 1e-4 is made for runs a thousand
-times as long: in 300 steps it hardly shows.
+At the two lower rates the losses with and without z-loss differ by at most 0.073 nats. At rate 1, which breaks the
+model, the logsumexp at the end is 26.0 without z-loss, 25.3 with 1e-4 and 7.9 with 0.01. This is one seed and a short
+run; it says nothing of others.
 """

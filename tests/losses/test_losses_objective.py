@@ -152,3 +152,19 @@ def test_bad_input_is_named():
         objective(labels=torch.zeros(1, 2, dtype=torch.long))
     with pytest.raises(UserError, match="lm_head_weight = None"):
         objective(hidden_states=torch.zeros(1, 2, 4), labels=torch.zeros(1, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_head_of_strata_that_differs_from_the_config_is_refused(training):
+    """Through the whole model, on hidden states (training) and on logits (evaluation)."""
+    from hf_pretrain.models.strata.configuration_strata import StrataConfig
+    from hf_pretrain.models.strata.modeling_strata import StrataForCausalLM
+
+    model = StrataForCausalLM(StrataConfig(**{**SIZES, "max_position_embeddings": 64})).train(training)
+    model.lm_head = torch.nn.Linear(16, 40, bias=False)
+    objective = CausalLMObjective(z_loss_coef=1e-2)
+    objective.attach(model)
+    ids, labels = batch()
+    with pytest.raises(UserError if training else ValueError, match="vocab_size = 32, but the head has 40 rows"):
+        model(input_ids=ids, labels=labels)
+    assert objective.pop_metrics() == {}

@@ -1,7 +1,8 @@
-"""Worked values of the loss: science section 3, bugs L1, L3, L8, L9, Z1, Z3."""
+"""Worked values of the loss: science section 3, bugs L1, L3, L8, L9, Z1, Z2, Z3, Z7."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from hf_pretrain.losses.causal_lm import causal_lm_loss, causal_lm_loss_from_logits
 from hf_pretrain.losses.chunked import chunked_causal_lm_loss, chunked_causal_lm_loss_from_logits
@@ -61,6 +62,54 @@ def test_count_halves_both_parts(function):
     assert eight.loss.item() == pytest.approx(four.loss.item() / 2, rel=1e-6)
     assert eight.z.item() == pytest.approx(four.z.item() / 2, rel=1e-6)
     assert four.num_tokens.item() == eight.num_tokens.item() == 4
+
+
+@pytest.mark.parametrize("function", ON_HIDDEN)
+def test_all_options_at_once_against_torch(function):
+    """Bugs Z2: head 16 x 8, 6 tokens, 2 of them ignored; z is that of the capped logits, nothing is dropped."""
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randn(16, 8, generator=generator).requires_grad_()
+    hidden = torch.randn(6, 8, generator=generator).requires_grad_()
+    targets = torch.tensor([3, -100, 0, 15, -100, 7])
+    logits = 5.0 * torch.tanh(hidden @ weight.t() / 5.0)
+    ce = F.cross_entropy(logits, targets, label_smoothing=0.1)
+    z = 1e-2 * logits.logsumexp(dim=-1)[targets != -100].square().mean()
+    expected = torch.autograd.grad(ce + z, (weight, hidden))
+    out = function(
+        hidden, weight, None, shift_labels=targets, z_loss_coef=1e-2, label_smoothing=0.1, logit_softcap=5.0
+    )
+    out.loss.backward()
+    assert out.loss.item() == pytest.approx((ce + z).item(), abs=1e-5)
+    assert out.z.item() == pytest.approx(z.item(), abs=1e-5)
+    torch.testing.assert_close((weight.grad, hidden.grad), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("z_loss_coef", [0.0, 1e-2])
+@pytest.mark.parametrize("function", ON_HIDDEN + ON_LOGITS)
+def test_upstream_gradients_of_single_tokens(function, z_loss_coef):
+    """Bugs Z7: four tokens with upstream gradients 1, 0, 0, 2 give the head g0 + 2 g3.
+
+    There is no unreduced loss: a token's weight is what its own loss is multiplied by.
+    """
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(4, 8, generator=generator, dtype=torch.float64)
+    weight = torch.randn(16, 8, generator=generator, dtype=torch.float64).requires_grad_()
+    targets, upstream = torch.tensor([1, 2, 3, 4]), torch.tensor([1.0, 0.0, 0.0, 2.0], dtype=torch.float64)
+
+    def token_loss(i):
+        given = (hidden[i : i + 1], weight) if function in ON_HIDDEN else (hidden[i : i + 1] @ weight.t(),)
+        return function(
+            *given, None, shift_labels=targets[i : i + 1], num_items_in_batch=1, z_loss_coef=z_loss_coef
+        ).loss
+
+    def gradient(i):  # of a token, by hand: (softmax (1 + 2 coef lse) - one-hot) x hidden
+        logits = weight.detach() @ hidden[i]
+        slope = logits.softmax(0) * (1 + 2 * z_loss_coef * logits.logsumexp(0))
+        slope[targets[i]] -= 1
+        return torch.outer(slope, hidden[i])
+
+    (torch.stack([token_loss(i) for i in range(4)]) @ upstream).backward()
+    torch.testing.assert_close(weight.grad, gradient(0) + 2 * gradient(3), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("function", ON_HIDDEN)

@@ -208,6 +208,17 @@ def test_untied_head_is_saved_and_survives_a_resize(tmp_path):
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
+@pytest.mark.parametrize("rows", [63, 80, 128])
+@pytest.mark.parametrize("training", [False, True])
+def test_head_rows_that_differ_from_the_config_are_named(rows, training):
+    model = build(tie_word_embeddings=False).train(training)
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, rows, bias=False)  # config.vocab_size stays 64
+    ids = tokens()
+    with pytest.raises(ValueError, match=f"vocab_size = 64, but the head has {rows} rows; resize with"):
+        model(ids, labels=ids)
+    assert model(ids).logits.shape[-1] == rows  # without a loss nothing is mistaken
+
+
 def test_state_dict_round_trip_with_every_routing_feature(tmp_path):
     model = build(router_bias_update_rate=0.1, router_noise="gaussian", shared_expert_intermediate_size=16)
     bias = model.model.layers[1].mlp.gate.e_score_correction_bias

@@ -36,7 +36,7 @@ from .context_strata import extend_context
 from .counting_strata import ParameterCounts, count_parameters
 from .experts_strata import StrataExperts
 from .layers_strata import StrataAttention, StrataMLP, StrataRMSNorm, StrataRotaryEmbedding
-from .parallel_strata import loss_at_head
+from .parallel_strata import check_head_rows, loss_at_head
 from .routing_strata import StrataRouter, load_balance_loss, unpack_statistics, updated_router_bias
 
 
@@ -607,6 +607,7 @@ class StrataForCausalLM(StrataPreTrainedModel, GenerationMixin):
             if softcap is not None:
                 logits = softcap * torch.tanh(logits / softcap)
             if labels is not None:
+                check_head_rows(logits.shape[-1], self.vocab_size)
                 loss = loss_function(
                     logits=logits,
                     labels=labels,

@@ -6,6 +6,7 @@
   that from the second micro-batch of an optimizer step on the earlier ones count once per rank.
 * `loss_at_head`: a fused loss reads the weight of the head instead of calling the head. Sharded, that weight is whole
   only inside the head's own forward (FSDP2), or has to be gathered (tensor parallelism).
+* `check_head_rows`: says it when the head and the config disagree, in the logits' width, which is whole in every case.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,22 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
+
+
+def check_head_rows(rows: int, vocab_size: int) -> None:
+    """Refuse a head that was replaced or resized without the config, where a loss would fail on a shape or mislead.
+
+    Args:
+        rows (`int`): Rows of the head's whole weight, which is the width of the logits.
+        vocab_size (`int`): What the model's config says.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    if rows != vocab_size:
+        raise ValueError(
+            f"vocab_size = {vocab_size}, but the head has {rows} rows; resize with model.resize_token_embeddings."
+        )
 
 
 def loss_at_head(head: nn.Module, hidden_states: torch.Tensor, compute: Callable) -> torch.Tensor:
