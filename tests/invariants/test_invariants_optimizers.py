@@ -17,8 +17,10 @@ CASES = {
     "stable_adamw_zclip": {"optim": "stable_adamw", "clipping": "zclip", "max_grad_norm": 0.1},
     "adagc": {"clipping": "adagc", "max_grad_norm": 0.1},
 }
-# Muon's iteration is in bf16, so that the last bit of a gradient can be one of 2 ** -8 in the update.
+# Muon's iteration is in bf16 and lifts the smallest singular values, where the last bit of a gradient lies: of 4 updates
+# of 3e-3, two processes may differ by a third of one in an element. Norms of gradients are held to 2e-5 beside it.
 TOLERANCE = {"muon": 2e-4}
+TOLERANCE_OF_PROCESSES = {"muon": 1e-3}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -54,7 +56,8 @@ def test_two_processes_are_one_and_resumed_is_straight(tmp_path, name):
     first, second = (torch.load(tmp_path / "2" / f"{rank}.pt") for rank in (0, 1))
     assert first["norms"] == pytest.approx(one["norms"], abs=2e-5)
     for key, value in one["weights"].items():
-        assert (value - first["weights"][key]).abs().max() < TOLERANCE.get(name, 2e-5), key
+        assert (value - first["weights"][key]).abs().max() < TOLERANCE_OF_PROCESSES.get(name, 2e-5), key
+        assert (value - first["weights"][key]).abs().mean() < TOLERANCE.get(name, 2e-5), key
         assert torch.equal(first["weights"][key], second["weights"][key]), key
     for rank, straight in ((0, first), (1, second)):
         resumed = torch.load(tmp_path / "2" / f"resumed{rank}.pt")
