@@ -17,8 +17,8 @@ CASES = {
     "stable_adamw_zclip": {"optim": "stable_adamw", "clipping": "zclip", "max_grad_norm": 0.1},
     "adagc": {"clipping": "adagc", "max_grad_norm": 0.1},
 }
-# Muon's iteration is in bf16 and lifts the smallest singular values, where the last bit of a gradient lies: of 4 updates
-# of 3e-3, two processes may differ by a third of one in an element. Norms of gradients are held to 2e-5 beside it.
+# Muon's iteration is in bf16 and lifts the smallest singular values, where the last bit of a gradient lies. Over four
+# updates of 3e-3 two processes may differ by a third of one in an element; norms of gradients are held to 2e-5.
 TOLERANCE = {"muon": 2e-4}
 TOLERANCE_OF_PROCESSES = {"muon": 1e-3}
 
