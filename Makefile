@@ -46,7 +46,7 @@ test: install
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow"
 
 test-slow: install
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m slow
 
 # transformers' ModelTesterMixin and its tensor-, expert-parallel and FSDP mixins, from its source distribution.
 conformance: install
