@@ -5,7 +5,6 @@ All take documents in the order of the keep policy, so the copy that stays does 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from datatrove.data import Document, DocumentsPipeline
@@ -21,8 +20,15 @@ from hf_pretrain.corpus.dedup.substrings import SubstringConfig, cut_spans, repe
 class _Trimming(PipelineStep, ABC):
     type = "DEDUP"
 
-    def __init__(self, source_order: Sequence[str], policy: KeepPolicy | None = None, exclusion_writer=None) -> None:
+    def __init__(
+        self,
+        config: ParagraphConfig | SubstringConfig | NgramConfig,
+        source_order: Sequence[str] = (),
+        policy: KeepPolicy | None = None,
+        exclusion_writer=None,
+    ) -> None:
         super().__init__()
+        self.config = config
         self.source_order, self.policy = list(source_order), policy or KeepPolicy()
         self.exclusion_writer = exclusion_writer
 
@@ -92,16 +98,7 @@ class ParagraphDeduplication(_Trimming):
     """
 
     name = "Paragraph deduplication"
-
-    def __init__(
-        self,
-        config: ParagraphConfig,
-        source_order: Sequence[str] = (),
-        policy: KeepPolicy | None = None,
-        exclusion_writer=None,
-    ) -> None:
-        super().__init__(source_order, policy, exclusion_writer)
-        self.config = config
+    config: ParagraphConfig
 
     def decide(self, texts: list[str], order: list[int]) -> tuple[dict[int, str], dict[int, str]]:
         """See [`_Trimming.decide`]."""
@@ -120,16 +117,7 @@ class SubstringDeduplication(_Trimming):
     """
 
     name = "Substring deduplication"
-
-    def __init__(
-        self,
-        config: SubstringConfig,
-        source_order: Sequence[str] = (),
-        policy: KeepPolicy | None = None,
-        exclusion_writer=None,
-    ) -> None:
-        super().__init__(source_order, policy, exclusion_writer)
-        self.config = config
+    config: SubstringConfig
 
     def decide(self, texts: list[str], order: list[int]) -> tuple[dict[int, str], dict[int, str]]:
         """See [`_Trimming.decide`]."""
@@ -161,13 +149,13 @@ class NgramDeduplication(_Trimming):
         save_to: str | Path | None = None,
         exclusion_writer=None,
     ) -> None:
-        super().__init__(source_order, policy, exclusion_writer)
-        self.config, self.load_from, self.save_to = config, load_from, save_to
+        super().__init__(config, source_order, policy, exclusion_writer)
+        self.load_from, self.save_to = load_from, save_to
 
     def decide(self, texts: list[str], order: list[int]) -> tuple[dict[int, str], dict[int, str]]:
         """See [`_Trimming.decide`]."""
         config = self.config
-        settings = {name: asdict(config)[name] for name in ("ngram_size",)}
+        settings = {"ngram_size": config.ngram_size}
         if self.load_from is not None:
             bloom = BloomFilter.load_from(self.load_from, settings)
         else:
